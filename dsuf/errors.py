@@ -1,0 +1,129 @@
+"""Every error that dsuf raises on purpose.
+
+    DsufError
+    ├── RequestError              what a client did, or meets; has an HTTP status
+    │   ├── InvalidRequest        400  the body, a field or a value
+    │   │   ├── UnsupportedFeature 400  understood, not served (names the feature)
+    │   │   └── ContextTooLong    400  prompt, or prompt and max_tokens, over the context
+    │   ├── AuthenticationFailed  401
+    │   ├── PathNotFound          404
+    │   ├── MethodNotAllowed      405
+    │   ├── BodyTimeout           408  the body did not arrive in time
+    │   ├── BodyTooLarge          413
+    │   ├── QueueFull             429  bounded queue is full; retry
+    │   ├── EngineFailed          500  the engine raised; no internals in the text
+    │   └── Unavailable           503  starting, draining or stalled; retry
+    ├── CheckpointError           weights, config or tokenizer on disk are not what they must be
+    └── CommandError              wrong use of a command: one line, exit code 2
+
+A `RequestError` holds all that a protocol needs to print itself; `api/` alone knows the envelopes.
+"""
+
+from typing import ClassVar
+
+
+class DsufError(Exception):
+    """Base of all errors raised on purpose; its text is one line meant for people."""
+
+
+class RequestError(DsufError):
+    """An ending of a request other than an answer.
+
+    `param` names the offending field where there is one; `retry_after_s` is 1 to 10 where a retry helps
+    (clients treat more than 10 s as a final failure), else None.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "api_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = None if retry_after_s is None else min(10, max(1, retry_after_s))
+
+
+class InvalidRequest(RequestError):
+    """The body, a field or a value is wrong; the same request will fail again."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class UnsupportedFeature(InvalidRequest):
+    """The request is well-formed and asks for something that this server does not do."""
+
+    code = "unsupported_feature"
+
+
+class ContextTooLong(InvalidRequest):
+    """The prompt, or prompt and `max_tokens` together, exceed the context."""
+
+    code = "context_length_exceeded"
+
+
+class AuthenticationFailed(RequestError):
+    """Keys are configured and the request carries none of them."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class PathNotFound(RequestError):
+    """No such path, or no such object under it."""
+
+    status = 404
+    type = "not_found_error"
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, the method does not. `allowed` goes into the `Allow` header."""
+
+    status = 405
+    type = "invalid_request_error"
+
+    def __init__(self, message: str, *, allowed: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+
+class BodyTimeout(RequestError):
+    """The request body did not arrive in time."""
+
+    status = 408
+    type = "timeout_error"
+
+
+class BodyTooLarge(RequestError):
+    """The request body is over the configured limit."""
+
+    status = 413
+    type = "request_too_large"
+
+
+class QueueFull(RequestError):
+    """More requests wait than the queue may hold."""
+
+    status = 429
+    type = "rate_limit_error"
+
+
+class EngineFailed(RequestError):
+    """The engine raised while it computed this turn."""
+
+
+class Unavailable(RequestError):
+    """The server is starting, draining, or its engine makes no progress."""
+
+    status = 503
+    type = "overloaded_error"
+
+
+class CheckpointError(DsufError):
+    """A checkpoint, its config or its tokenizer is missing, damaged or of another model."""
+
+
+class CommandError(DsufError):
+    """A command line that cannot be carried out; printed as one line, exit code 2."""

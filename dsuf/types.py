@@ -1,0 +1,189 @@
+"""The values that cross layers, and the protocols that a layer asks of the one below it.
+
+Values are frozen structs: a layer never hands another a live object of its own. Token ids are plain ints.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Literal, Protocol
+
+import msgspec
+
+Finish = Literal["stop", "length"]
+"""Why generation ended: the end-of-sentence token, or `max_tokens`."""
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How a turn chooses its tokens; every field is resolved, nothing here is "default".
+
+    `temperature` 0 is greedy (arg-max, lowest id on ties) and ignores the others. `seed` fixes the tokens whatever else
+    is in the batch.
+    """
+
+    temperature: float
+    top_p: float
+    seed: int
+    max_tokens: int
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """Positions `start` to `stop` (exclusive) of a prompt that hold a picture, with the digest of its content."""
+
+    start: int
+    stop: int
+    digest: bytes
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A rendered prompt. `opens_in` says where generation starts, as the renderer left it; `salt` separates tenants."""
+
+    ids: tuple[int, ...]
+    spans: tuple[Span, ...] = ()
+    opens_in: Literal["reasoning", "content", "call"] = "content"
+    salt: str = ""
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to generate: what the scheduler queues and an engine attaches."""
+
+    id: str
+    prompt: Prompt
+    sampling: Sampling
+    session: str = ""
+    tenant: str = ""
+
+
+class PrefillRange(msgspec.Struct, frozen=True):
+    """Positions `start` to `stop` (exclusive) of a turn's prompt; the one that ends the prompt also yields a token."""
+
+    turn: str
+    start: int
+    stop: int
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine does in one step: prefill ranges, decode turns, and how many drafts each decode turn verifies."""
+
+    prefill: tuple[PrefillRange, ...] = ()
+    decode: tuple[str, ...] = ()
+    drafts: int = 0
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step did for one turn.
+
+    `ids` are the new tokens, without the end-of-sentence token. `accepted` counts drafts among them. `prefilled` is the
+    number of prompt positions that are now in the cache. `finish` is set with the last tokens of a turn.
+    """
+
+    turn: str
+    ids: tuple[int, ...] = ()
+    prefilled: int = 0
+    accepted: int = 0
+    logprobs: tuple[float, ...] = ()
+    finish: Finish | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt tokens by where their cache came from (they add up to the prompt) and generated tokens."""
+
+    device_tokens: int = 0
+    host_tokens: int = 0
+    peer_tokens: int = 0
+    computed_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed for this turn."""
+        return self.device_tokens + self.host_tokens + self.peer_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        """All tokens of the prompt."""
+        return self.cached_tokens + self.computed_tokens
+
+
+class Extent(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a prefix, positions `start` to `stop` (exclusive), and where its cache rows are."""
+
+    key: bytes
+    start: int
+    stop: int
+    source: Literal["device", "host", "peer", "none"]
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One event of a reply in the client's protocol: the SSE event name (None where the protocol has none) and its JSON."""
+
+    name: str | None
+    data: str
+
+
+class SessionCache(msgspec.Struct, frozen=True, kw_only=True):
+    """A session's cache as bytes, by part name, for the first `length` positions; `fingerprint` names weights and layout."""
+
+    fingerprint: str
+    length: int
+    parts: Mapping[str, bytes]
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the layers above need to know of a loaded engine."""
+
+    name: str
+    device: str
+    context_tokens: int
+    max_turns: int
+    vocabulary: int
+    eos_id: int
+
+
+class Engine(Protocol):
+    """A loaded model. Only one `step` runs at a time; no call computes on the event loop.
+
+    `attach` reserves what the turn can ever need and raises `QueueFull` where it does not fit now, `ContextTooLong` where
+    it never can. `step` raises only when the engine itself failed: every turn in the plan is lost then. `detach` frees
+    all of a turn's memory, is idempotent, and is never called while a step with that turn runs.
+    """
+
+    facts: EngineFacts
+
+    def attach(self, turn: Turn) -> None:
+        """Reserve a cache for `turn`."""
+
+    async def step(self, plan: StepPlan) -> list[StepResult]:
+        """Run one step; one result a turn of the plan, in any order."""
+
+    def detach(self, turn: str) -> None:
+        """Forget the turn named `turn`."""
+
+    def export_session(self, turn: str) -> SessionCache:
+        """Copy out the cache of an attached turn."""
+
+    def import_session(self, turn: str, cache: SessionCache) -> None:
+        """Fill the cache of an attached turn; raises `CheckpointError` if the fingerprint differs."""
+
+    def counters(self) -> Mapping[str, int]:
+        """What is held now, by name (turns, cache bytes): all zero when idle."""
+
+    async def close(self) -> None:
+        """Wait for the running step, then free everything."""
+
+
+class Ticket(Protocol):
+    """A submitted turn as its reader sees it: an iterator of results, ended by one with `finish` or by a `RequestError`."""
+
+    turn: Turn
+
+    def __aiter__(self) -> AsyncIterator[StepResult]:
+        """Results in order. Results with no ids report prefill progress."""
+
+    def cancel(self) -> None:
+        """Leave, at any stage; idempotent. All that the turn holds is freed before the next step but one."""
+
+
+class Submit(Protocol):
+    """What `api/` asks of the scheduler."""
+
+    def submit(self, turn: Turn) -> Ticket:
+        """Queue a turn; raises `QueueFull`, `Unavailable` or `ContextTooLong` at once."""

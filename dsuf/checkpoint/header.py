@@ -1,0 +1,163 @@
+"""The header of a safetensors file: which tensors it holds, and every way in which it can be wrong.
+
+A file is a little-endian u64 length, that many bytes of JSON, and the data. We read the JSON ourselves: the `safetensors`
+package copies each tensor, and its NumPy side knows neither BF16 nor the 8-bit floats.
+"""
+
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Annotated, Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+
+from dsuf.errors import CheckpointError
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+"""NumPy types by their safetensors names."""
+
+MAX_HEADER_BYTES = 100_000_000
+MAX_RANK = 8
+_MAX_ELEMENTS = 1 << 62  # NumPy counts in signed 64 bits, even for an array with an axis of 0
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One tensor of a file; `start` and `stop` (exclusive) are byte offsets from the beginning of the data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What a file says it holds. `data_start` is the byte where data begins; `faults` is empty for a sound file.
+
+    An entry that cannot be read stands in `faults` and not in `entries`.
+    """
+
+    entries: dict[str, Entry]
+    data_start: int
+    faults: tuple[str, ...]
+
+
+class _RawEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dtype: str
+    shape: tuple[_Count, ...]
+    data_offsets: tuple[_Count, _Count]
+
+
+_BAD_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_decode_names = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_entry = msgspec.json.Decoder(_RawEntry).decode
+_decode_metadata = msgspec.json.Decoder(dict[str, str]).decode
+
+
+def read_header(path: Path) -> Header:
+    """Read and check the header of `path`.
+
+    Faults that leave the rest readable (an entry, offsets, the file's length) are listed in the result; raises
+    `CheckpointError` where there is no header to speak of.
+    """
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise CheckpointError(f"{path.name}: not a regular file")
+            prefix = file.read(8)
+            length = int.from_bytes(prefix, "little")
+            if len(prefix) < 8 or length > min(MAX_HEADER_BYTES, status.st_size - 8):
+                raise CheckpointError(f"{path.name}: {_length_fault(len(prefix), length, status.st_size)}")
+            return parse_header(file.read(length), status.st_size)
+    except OSError as error:
+        raise CheckpointError(f"{path.name}: cannot read: {error.strerror}") from error
+    except _BAD_JSON as error:
+        raise CheckpointError(f"{path.name}: corrupt header: {_one_line(error)}") from error
+
+
+def parse_header(text: bytes, file_bytes: int) -> Header:
+    """The header whose JSON is `text`, in a file of `file_bytes`; raises a decoding error of msgspec if it is not JSON."""
+    raw_entries = _decode_names(text)
+    faults: list[str] = []
+    entries: dict[str, Entry] = {}
+    for name, raw in raw_entries.items():
+        if name == "__metadata__":
+            _decode_metadata(raw)
+            continue
+        try:
+            entries[name] = _checked(_decode_entry(raw))
+        except (CheckpointError, *_BAD_JSON) as error:
+            faults.append(f"tensor {show(name)}: corrupt header: {_one_line(error)}")
+    data_start = 8 + len(text)
+    return Header(entries, data_start, (*faults, *_layout_faults(entries, file_bytes - data_start)))
+
+
+def show(name: str) -> str:
+    """`name` as it can stand in a line of text, whatever bytes a damaged file put into it."""
+    if name and name.isprintable() and len(name) <= 200:
+        return name
+    return ascii(name[:200])
+
+
+def _length_fault(prefix_bytes: int, length: int, file_bytes: int) -> str:
+    """Why a header of `length` bytes cannot be in a file of `file_bytes`."""
+    if prefix_bytes < 8:
+        return f"truncated: {file_bytes} bytes are too few for a safetensors file"
+    if length > MAX_HEADER_BYTES:
+        return f"corrupt header: a header of {length} bytes is over the limit of {MAX_HEADER_BYTES}"
+    return f"truncated or corrupt header: {length} bytes of header announced, {file_bytes - 8} bytes follow"
+
+
+def _checked(raw: _RawEntry) -> Entry:
+    """`raw` as an `Entry`; raises `CheckpointError` where type, shape and offsets do not go together."""
+    dtype, (start, stop) = DTYPES.get(raw.dtype), raw.data_offsets
+    if dtype is None:
+        raise CheckpointError(f"unknown dtype {show(raw.dtype)}")
+    if len(raw.shape) > MAX_RANK or math.prod(max(1, size) for size in raw.shape) > _MAX_ELEMENTS:
+        raise CheckpointError("the shape is too large")
+    needed = math.prod(raw.shape) * dtype.itemsize
+    if stop - start != needed:
+        raise CheckpointError(f"{raw.dtype} {list(raw.shape)} takes {needed} bytes, the offsets span {stop - start}")
+    return Entry(raw.dtype, raw.shape, start, stop)
+
+
+def _layout_faults(entries: dict[str, Entry], data_bytes: int) -> list[str]:
+    """Overlaps and gaps between `entries`, and what differs between their end and the end of the file."""
+    faults: list[str] = []
+    end, last = 0, "the header"
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if entry.start < end and entry.stop > entry.start:
+            faults.append(f"tensor {show(name)}: overlapping offsets: it starts {end - entry.start} bytes before "
+                          f"the end of {show(last)}")  # fmt: skip
+        elif entry.start > end:
+            faults.append(f"tensor {show(name)}: gap: {entry.start - end} bytes before it belong to no tensor")
+        if entry.stop > end:
+            end, last = entry.stop, name
+        if entry.stop > data_bytes:
+            faults.append(f"tensor {show(name)}: truncated: the file ends {entry.stop - data_bytes} bytes too early")
+    if data_bytes > end:
+        faults.append(f"trailing bytes: {data_bytes - end} bytes follow the last tensor")
+    return faults
+
+
+def _one_line(error: BaseException) -> str:
+    """The text of `error` without line breaks, short enough for a line."""
+    return show(" ".join(str(error).split()) or type(error).__name__)

@@ -113,14 +113,14 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One event of a reply in the client's protocol: the SSE event name (None where the protocol has none) and its JSON."""
+    """One event of a reply in the client's protocol: the SSE event name (None where there is none) and its JSON."""
 
     name: str | None
     data: str
 
 
 class SessionCache(msgspec.Struct, frozen=True, kw_only=True):
-    """A session's cache as bytes, by part name, for the first `length` positions; `fingerprint` names weights and layout."""
+    """A session's cache for its first `length` positions, bytes by part name; `fingerprint` names weights and layout."""
 
     fingerprint: str
     length: int
@@ -141,9 +141,9 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Engine(Protocol):
     """A loaded model. Only one `step` runs at a time; no call computes on the event loop.
 
-    `attach` reserves what the turn can ever need and raises `QueueFull` where it does not fit now, `ContextTooLong` where
-    it never can. `step` raises only when the engine itself failed: every turn in the plan is lost then. `detach` frees
-    all of a turn's memory, is idempotent, and is never called while a step with that turn runs.
+    `attach` reserves what the turn can ever need and raises `QueueFull` where it does not fit now, `ContextTooLong`
+    where it never can. `step` raises only when the engine itself failed: every turn in the plan is lost then. `detach`
+    frees all of a turn's memory, is idempotent, and is never called while a step with that turn runs.
     """
 
     facts: EngineFacts
@@ -171,7 +171,7 @@ class Engine(Protocol):
 
 
 class Ticket(Protocol):
-    """A submitted turn as its reader sees it: an iterator of results, ended by one with `finish` or by a `RequestError`."""
+    """A submitted turn as its reader sees it: an iterator of results; one with `finish` or a `RequestError` ends it."""
 
     turn: Turn
 

@@ -1,8 +1,8 @@
 """The model's sizes: one struct, read from either published form of the configuration.
 
-The release carries the same facts twice: `config.json` (nested, the Hugging Face form) and `inference/config.json` (flat,
-the form that the official inference code reads). Both give an equal `ModelConfig`, except for what the flat form does not
-say (token ids other than the picture's, the context length): there the released values stand.
+The release carries the same facts twice: `config.json` (nested, the Hugging Face form) and `inference/config.json`
+(flat, the form that the official inference code reads). Both give an equal `ModelConfig`, except for what the flat form
+does not say (token ids other than the picture's, the context length): there the released values stand.
 """
 
 from collections.abc import Mapping
@@ -34,8 +34,8 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of the text backbone and the draft head, under the flat form's names.
 
-    `compress_ratios` has an entry for each layer and then for each draft layer (0, 1 or 2 positions a compressed entry; 0
-    is window-only).
+    `compress_ratios` has an entry for each layer and then for each draft layer (0, 1 or 2 positions a compressed entry;
+    0 is window-only).
     """
 
     vocab_size: int
@@ -101,7 +101,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def decoder_start(self) -> int:
-        """First decoder layer: the last one that makes compressed KV. Nothing above it is needed of most prompt tokens."""
+        """First decoder layer: the last that makes compressed KV. Nothing above it is needed of most prompt tokens."""
         return self.kv_source_layers[-1]
 
     def ratio(self, layer: int) -> int:
@@ -179,7 +179,7 @@ _ROOT_NAMES = ("image_token_id", "bos_token_id", "eos_token_id")
 
 
 def parse_config(data: Mapping[str, Any]) -> ModelConfig:
-    """A `ModelConfig` from the decoded JSON of either form; raises `CheckpointError` naming what is missing or wrong."""
+    """A `ModelConfig` from the decoded JSON of either form; raises `CheckpointError` naming what is wrong."""
     try:
         fields = _from_nested(data) if "text_config" in data else _from_flat(data)
         return msgspec.convert(fields, ModelConfig)

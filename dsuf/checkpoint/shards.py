@@ -11,6 +11,7 @@ import numpy as np
 
 from dsuf.checkpoint.config import ModelConfig, load_config
 from dsuf.checkpoint.header import DTYPES, Entry, read_header, show
+from dsuf.checkpoint.inventory import content_faults
 from dsuf.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -64,7 +65,11 @@ class Checkpoint:
         Raises `CheckpointError`, one line, on the first thing that is missing or wrong.
         """
         config = load_config(directory / "config.json")
-        return cls(directory, config, _map_files(directory))
+        files = _map_files(directory)
+        stored = {name: (file.path.name, file.entries[name]) for name, file in files.items()}
+        for fault in content_faults(config, stored):
+            raise CheckpointError(f"{directory}: {fault}")
+        return cls(directory, config, files)
 
     def tensor(self, name: str) -> Array:
         """A read-only view of tensor `name` in its stored dtype and shape; it stays valid after `close`."""

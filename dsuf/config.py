@@ -1,0 +1,254 @@
+"""Every setting of a node: one struct, read from `dsuf.toml` < environment `DSUF_…` < flags, and checked once.
+
+The struct is the only list: flags, environment names, help and the printed configuration are derived from it. A setting
+`queue_limit` is the key `queue_limit` in the file, `DSUF_QUEUE_LIMIT` in the environment and `--queue-limit` as a flag.
+"""
+
+import argparse
+import difflib
+import json
+import math
+import tomllib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from dsuf.errors import CommandError
+
+REDACTED = "[redacted]"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one node, resolved. Times are seconds, sizes bytes or tokens, as the names say."""
+
+    host: Annotated[str, Meta(description="address to listen on", min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Meta(description="HTTP port; 0 lets the system choose", ge=0, le=65535)] = 8000
+    control_port: Annotated[int, Meta(description="port for other nodes (reserved)", ge=0, le=65535)] = 8100
+    model: Annotated[Path | None, Meta(description="checkpoint directory; without one the embedded model")] = None
+    engine: Annotated[
+        Literal["auto", "reference", "scripted", "cuda"],
+        Meta(description="what computes; auto takes the fastest that this machine has"),
+    ] = "auto"
+    script: Annotated[Path | None, Meta(description="script of the scripted engine (a testing tool)")] = None
+    role: Annotated[Literal["both", "prefill", "decode"], Meta(description="what this node computes of a turn")] = (
+        "both"
+    )
+    prefill: Annotated[
+        Literal["replay", "exact"],
+        Meta(description="replay: upper layers only see the end of a prompt, as the vendor deploys; exact: all of it"),
+    ] = "replay"
+    prefill_chunk_tokens: Annotated[
+        int, Meta(description="prompt tokens a step; running streams wait at most for one such chunk", ge=1)
+    ] = 256
+    context_tokens: Annotated[int, Meta(description="longest prompt and answer together", ge=16, le=1_048_576)] = 65_536
+    clamp_max_tokens: Annotated[
+        bool, Meta(description="cut max_tokens to what is left of the context instead of refusing the request")
+    ] = True
+    max_turns: Annotated[int, Meta(description="turns that run at the same time", ge=1, le=4096)] = 8
+    queue_limit: Annotated[int, Meta(description="turns that may wait; more get 429", ge=0, le=100_000)] = 64
+    threads: Annotated[int, Meta(description="CPU threads of the reference engine; 0: all cores", ge=0, le=1024)] = 0
+    step_deadline_s: Annotated[float, Meta(description="a longer step makes the node not ready", gt=0)] = 60.0
+    drain_s: Annotated[float, Meta(description="time that running streams get after SIGTERM", ge=0)] = 60.0
+    keepalive_s: Annotated[
+        float, Meta(description="comment on a silent stream this often; clients give up after 300 s", gt=0, le=300)
+    ] = 15.0
+    body_limit_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 64 * 1024 * 1024
+    body_timeout_s: Annotated[float, Meta(description="time for a request body to arrive", gt=0)] = 30.0
+    write_timeout_s: Annotated[float, Meta(description="a client that takes nothing for so long has left", gt=0)] = 30.0
+    api_keys: Annotated[tuple[str, ...], Meta(description="accepted keys, comma separated; none: no check")] = ()
+    api_key_file: Annotated[Path | None, Meta(description="file with one more accepted key a line")] = None
+    cache_dir: Annotated[Path | None, Meta(description="where the embedded model is made; default: XDG cache")] = None
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least level logged")] = "info"
+
+
+_SECRET = {"api_keys"}
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One field of `Settings`: its name, its type with bounds, the bare type, its help text and its default."""
+
+    name: str
+    annotated: Any
+    bare: Any
+    help: str
+    default: Any
+
+    @property
+    def flag(self) -> str:
+        """The command-line flag."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return "DSUF_" + self.name.upper()
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The accepted words, where the setting is one of a few."""
+        return typing.get_args(self.bare) if typing.get_origin(self.bare) is Literal else ()
+
+
+def list_settings() -> list[Setting]:
+    """All settings, in the order of the struct."""
+    hints = typing.get_type_hints(Settings, include_extras=True)
+    found = []
+    for field in msgspec.structs.fields(Settings):
+        bare, meta = typing.get_args(hints[field.name])
+        found.append(Setting(name=field.name, annotated=hints[field.name], bare=bare,
+                             help=meta.description, default=field.default))  # fmt: skip
+    return found
+
+
+def load_settings(
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    toml_path: Path | None = None,
+) -> Settings:
+    """The settings out of all three sources; raises `CommandError` that names setting, value, source and reason.
+
+    `flags` holds the flags that were given, by setting name; names that are no setting are ignored, and so are `DSUF_…`
+    variables that are none. An unknown key in the file is an error, since nothing else can have meant it.
+    """
+    values: dict[str, Any] = {}
+    settings = list_settings()
+    for source, given in _sources(settings, flags or {}, environ or {}, toml_path):
+        for setting in settings:
+            if setting.name in given:
+                values[setting.name] = _convert(setting, given[setting.name], source)
+    values["api_keys"] = tuple(dict.fromkeys((*values.get("api_keys", ()), *_read_keys(values.get("api_key_file")))))
+    loaded = Settings(**values)
+    for problem in _problems(loaded):
+        raise CommandError(problem)
+    return loaded
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` a flag for each setting; a flag that is not used leaves no attribute behind."""
+    for setting in list_settings():
+        shown = "" if setting.default in (None, ()) else f" (default: {_plain(setting.default)})"
+        options: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+        if setting.bare is not bool:
+            options = {"metavar": "{" + ",".join(setting.choices) + "}" if setting.choices else _metavar(setting)}
+        text = f"{setting.help}{shown}".replace("%", "%%")
+        parser.add_argument(setting.flag, dest=setting.name, default=argparse.SUPPRESS, help=text, **options)
+
+
+def describe(settings: Settings) -> str:
+    """`settings` as the text of a `dsuf.toml`, each with its help as a comment; keys are redacted."""
+    lines = []
+    for setting in list_settings():
+        value = getattr(settings, setting.name)
+        if setting.name in _SECRET:
+            value = tuple(REDACTED for _ in value)
+        line = f"# {setting.name} =" if value is None else f"{setting.name} = {_toml(value)}"
+        lines += [f"# {setting.help}", line, ""]
+    return "\n".join(lines)
+
+
+def _sources(
+    settings: Sequence[Setting], flags: Mapping[str, Any], environ: Mapping[str, str], toml_path: Path | None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What each source gives, weakest first, with the source's name for messages."""
+    if toml_path is not None:
+        yield str(toml_path), _read_file(toml_path, [setting.name for setting in settings])
+    yield "environment", {s.name: environ[s.variable] for s in settings if s.variable in environ}
+    yield "flag", flags
+
+
+def _read_file(path: Path, names: list[str]) -> dict[str, Any]:
+    """The decoded settings file."""
+    try:
+        data = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path}: not valid TOML: {error}") from error
+    for key in data.keys() - set(names):
+        near = difflib.get_close_matches(key, names, 1)
+        raise CommandError(f"{path}: unknown setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    return data
+
+
+def _read_keys(path: Path | None) -> list[str]:
+    """Keys of a key file: its lines, without blank ones."""
+    if path is None:
+        return []
+    try:
+        keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"api_key_file = {str(path)!r}: cannot be read: {error}") from error
+    if not keys:
+        raise CommandError(f"api_key_file = {str(path)!r}: holds no key")
+    return keys
+
+
+def _convert(setting: Setting, value: Any, source: str) -> Any:
+    """`value` as the setting's type; numbers and truth values may come as text."""
+    if setting.name == "api_keys" and isinstance(value, str):
+        value = [key.strip() for key in value.split(",") if key.strip()]
+    try:
+        converted = msgspec.convert(value, setting.annotated, strict=False, dec_hook=_decode_path)
+        if isinstance(converted, float) and not math.isfinite(converted):
+            raise msgspec.ValidationError("Expected a finite number")
+        return converted
+    except msgspec.ValidationError as error:
+        shown = REDACTED if setting.name in _SECRET else repr(value)
+        reason = f"expected one of {', '.join(setting.choices)}" if setting.choices else _lower(str(error))
+        raise CommandError(f"{setting.name} = {shown} ({source}): {reason}") from error
+
+
+def _decode_path(kind: Any, value: Any) -> Path:
+    """A path from text, with `~` expanded."""
+    if not isinstance(value, str) or not value:
+        raise msgspec.ValidationError("Expected a path")
+    return Path(value).expanduser()
+
+
+def _problems(s: Settings) -> Iterator[str]:
+    """What single fields cannot say: combinations, and what is not built yet."""
+    if s.engine == "cuda":
+        yield "engine = 'cuda': the CUDA engine is not built yet; use 'reference'"
+    if s.role != "both":
+        yield f"role = {s.role!r}: splitting prefill and decode over nodes is not built yet; use 'both'"
+    if s.engine == "scripted" and s.script is None:
+        yield "script: engine 'scripted' needs a script file"
+    if s.engine != "scripted" and s.script is not None:
+        yield f"script = {str(s.script)!r}: only engine 'scripted' takes a script, not {s.engine!r}"
+    if s.model is not None and not s.model.is_dir():
+        yield f"model = {str(s.model)!r}: no such directory"
+    if s.script is not None and not s.script.is_file():
+        yield f"script = {str(s.script)!r}: no such file"
+
+
+def _metavar(setting: Setting) -> str:
+    """What stands for the value in help: the unit where the name ends in one."""
+    if Path in (setting.bare, *typing.get_args(setting.bare)):
+        return "DIR" if setting.name in {"model", "cache_dir"} else "FILE"
+    units = {"_tokens": "TOKENS", "_s": "SECONDS", "_bytes": "BYTES"}
+    return next((unit for end, unit in units.items() if setting.name.endswith(end)), setting.name.upper())
+
+
+def _plain(value: Any) -> str:
+    """A default as help shows it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _toml(value: Any) -> str:
+    """A TOML value. TOML's basic strings are JSON strings for every text without U+007F."""
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _lower(text: str) -> str:
+    """`text` as the end of a sentence, without code quotes."""
+    return text[:1].lower() + text[1:].replace("`", "")

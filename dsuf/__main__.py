@@ -1,0 +1,93 @@
+"""The command line: `python -m dsuf SUBCOMMAND`, which `bin/dsuf` and `bin/serve` run.
+
+Each subcommand is a module with `add_arguments(parser)` and `run(args) -> int`. Exit codes: 0 done, 1 a check failed,
+2 wrong use or bad input (one line says which), 130 interrupted.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NamedTuple, NoReturn
+
+from dsuf import __version__
+from dsuf.errors import CheckpointError, CommandError
+
+
+class Command(NamedTuple):
+    """A row of the subcommand table: its word, one line for the overview, the module that carries it out."""
+
+    name: str
+    summary: str
+    module: str
+
+
+COMMANDS = (
+    Command("serve", "serve a model over HTTP in the foreground", "dsuf.serve"),
+    Command("golden", "compare the reference engine with recorded vectors of the official code", "dsuf.golden"),
+    Command("weights", "plan, verify or fetch a released checkpoint", "dsuf.checkpoint.commands"),
+    Command("doctor", "say what this machine has, and what is missing for what", "dsuf.doctor"),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line: a usage text of thirty flags would hide what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and leave with exit code 2."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own) and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except (CommandError, CheckpointError) as error:
+        print(f"dsuf: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone, `head` for instance. Python would complain again while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    """Parse and carry out; the module of the chosen subcommand alone is loaded."""
+    word = next((argument for argument in arguments if not argument.startswith("-")), None)
+    chosen = next((command for command in COMMANDS if command.name == word), None)
+    module = _load(chosen.module) if chosen else None
+    parser = Parser(
+        prog="dsuf",
+        description="An inference server for one model, DeepSeek-V4.1-Flash.",
+        epilog="`dsuf SUBCOMMAND --help` lists the arguments of one.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"dsuf {__version__}")
+    table = parser.add_subparsers(metavar="SUBCOMMAND", required=True, title="subcommands")
+    for command in COMMANDS:
+        described = module.__doc__ if command is chosen and module else command.summary
+        subparser = table.add_parser(
+            command.name,
+            help=command.summary,
+            description=described,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        if command is chosen and module:
+            module.add_arguments(subparser)
+    args = parser.parse_args(arguments)
+    return int(module.run(args)) if module else 2
+
+
+def _load(name: str) -> ModuleType:
+    """Import the module of one subcommand: the only late import of the project, since `--help` must not load NumPy."""
+    return importlib.import_module(name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

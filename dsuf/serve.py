@@ -1,0 +1,30 @@
+"""Serve a model over HTTP in the foreground; ready when GET /readyz answers 200.
+
+Settings come from dsuf.toml in the current directory (or --config), then from environment variables DSUF_..., then from
+flags; --print-config shows the result. SIGTERM and Ctrl-C let running streams finish; a second one stops at once.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from dsuf import config, node
+
+DEFAULT_FILE = Path("dsuf.toml")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `dsuf serve`: one for each setting, and where settings come from."""
+    parser.add_argument("--config", metavar="FILE", type=Path, help="settings file (default: dsuf.toml, if there is one)")
+    parser.add_argument("--print-config", action="store_true", help="print the settings that result, and serve nothing")
+    config.add_flags(parser.add_argument_group("settings"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the settings and serve; raises `CommandError` for a setting that cannot be."""
+    toml_path = args.config or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
+    settings = config.load_settings(vars(args), os.environ, toml_path)
+    if args.print_config:
+        print(config.describe(settings))
+        return 0
+    return node.serve(settings)

@@ -1,0 +1,193 @@
+"""Metrics in Prometheus' text format: `dsuf_…`, and again under the names that vLLM's dashboards query.
+
+Every figure is recorded once; the second set of names is made when the metrics are read, with the label `model_name`
+that those dashboards select by. Labels only take values from the code (routes, statuses, stages), never from a client.
+"""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from dsuf.types import Finish, Usage
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+VLLM_NAMES = {
+    "dsuf_requests_running": "vllm:num_requests_running",
+    "dsuf_requests_waiting": "vllm:num_requests_waiting",
+    "dsuf_cache_usage_ratio": "vllm:kv_cache_usage_perc",
+    "dsuf_prompt_tokens": "vllm:prompt_tokens",
+    "dsuf_generation_tokens": "vllm:generation_tokens",
+    "dsuf_prefix_cache_queries": "vllm:prefix_cache_queries",
+    "dsuf_prefix_cache_hits": "vllm:prefix_cache_hits",
+    "dsuf_requests_finished": "vllm:request_success",
+    "dsuf_preemptions": "vllm:num_preemptions",
+    "dsuf_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
+    "dsuf_inter_token_seconds": "vllm:inter_token_latency_seconds",
+    "dsuf_request_seconds": "vllm:e2e_request_latency_seconds",
+    "dsuf_queue_seconds": "vllm:request_queue_time_seconds",
+    "dsuf_request_prompt_tokens": "vllm:request_prompt_tokens",
+    "dsuf_request_generation_tokens": "vllm:request_generation_tokens",
+}
+
+_WAIT_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 300, 600)
+_GAP_S = (0.001, 0.002, 0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.25, 0.5, 1, 2, 5, 10)
+_LAG_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
+_TOKENS = (1, 10, 100, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node carries now: turns that the engine holds, turns that wait, part of the cache in use (0 to 1)."""
+
+    running: int = 0
+    waiting: int = 0
+    cache_usage: float = 0.0
+
+
+class Metrics:
+    """All metrics of one node, in a registry of their own."""
+
+    def __init__(self, model_name: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = registry = CollectorRegistry()
+        self._load: Callable[[], Load] = Load
+        ProcessCollector(registry=registry)
+        self._add_gauges(registry)
+        self._prompt_tokens = Counter("dsuf_prompt_tokens", "Prompt tokens of finished prefills", registry=registry)
+        self._generation_tokens = Counter("dsuf_generation_tokens", "Generated tokens", registry=registry)
+        self._cache_queries = Counter("dsuf_prefix_cache_queries", "Prompt tokens looked up", registry=registry)
+        self._cache_hits = Counter("dsuf_prefix_cache_hits", "Prompt tokens not computed", registry=registry)
+        self._sources = Counter("dsuf_prompt_source_tokens", "Prompt tokens by origin", ["source"], registry=registry)
+        self._finished = Counter("dsuf_requests_finished", "Turns ended", ["finished_reason"], registry=registry)
+        self._failed = Counter("dsuf_requests_failed", "Turns ended by an error", ["error"], registry=registry)
+        self._preemptions = Counter("dsuf_preemptions", "Turns put back; never done", registry=registry)
+        self._first_token = _histogram(
+            "dsuf_time_to_first_token_seconds", "Submission to first token", _WAIT_S, registry
+        )
+        self._gap = _histogram("dsuf_inter_token_seconds", "Time a token after the first", _GAP_S, registry)
+        self._request = _histogram("dsuf_request_seconds", "Submission to the last token", _WAIT_S, registry)
+        self._queue = _histogram("dsuf_queue_seconds", "Submission to admission", _WAIT_S, registry)
+        self._request_prompt = _histogram("dsuf_request_prompt_tokens", "Prompt length", _TOKENS, registry)
+        self._request_generation = _histogram("dsuf_request_generation_tokens", "Answer length", _TOKENS, registry)
+        self._step = _histogram("dsuf_step_seconds", "Engine step", _GAP_S, registry)
+        self._steps_failed = Counter("dsuf_steps_failed", "Engine steps that raised", registry=registry)
+        self._lag = _histogram("dsuf_loop_lag_seconds", "Lateness of the event loop", _LAG_S, registry)
+        self._responses = Counter("dsuf_http_responses", "Responses", ["endpoint", "status"], registry=registry)
+        self._gone = Counter("dsuf_client_disconnects", "Clients that left early", ["stage"], registry=registry)
+        self._conversions = Counter(
+            "dsuf_conversion_errors", "Requests refused by the renderer", ["endpoint"], registry=registry
+        )
+        self._lost_calls = Counter(
+            "dsuf_malformed_calls", "Tool call blocks that could not be parsed", registry=registry
+        )
+        self._aliases = CollectorRegistry()
+        self._aliases.register(_VllmNames(registry, model_name))
+
+    def watch_load(self, load: Callable[[], Load]) -> None:
+        """Ask `load` whenever the metrics are read."""
+        self._load = load
+
+    def count_response(self, endpoint: str, status: int) -> None:
+        """An HTTP response went out; `endpoint` is the route, not the path that was sent."""
+        self._responses.labels(endpoint, str(status)).inc()
+
+    def count_disconnect(self, stage: str) -> None:
+        """A client left while its turn was at `stage`."""
+        self._gone.labels(stage).inc()
+
+    def count_conversion_error(self, endpoint: str) -> None:
+        """The renderer refused a request of the route `endpoint`."""
+        self._conversions.labels(endpoint).inc()
+
+    def count_malformed_call(self) -> None:
+        """A reply held a tool call block that the parser dropped."""
+        self._lost_calls.inc()
+
+    def observe_lag(self, lag_s: float) -> None:
+        """One wake-up of the event loop came `lag_s` late."""
+        self._lag.observe(lag_s)
+
+    def observe_queue(self, seconds: float) -> None:
+        """A turn was admitted after waiting for `seconds`."""
+        self._queue.observe(seconds)
+
+    def observe_step(self, seconds: float) -> None:
+        """The engine finished a step."""
+        self._step.observe(seconds)
+
+    def count_failed_step(self) -> None:
+        """The engine raised in a step."""
+        self._steps_failed.inc()
+
+    def observe_first_token(self, seconds: float) -> None:
+        """A turn has its first token, `seconds` after submission."""
+        self._first_token.observe(seconds)
+
+    def observe_tokens(self, tokens: int, seconds: float) -> None:
+        """A turn got `tokens` more, `seconds` after the ones before."""
+        for _ in range(tokens):
+            self._gap.observe(seconds / tokens)
+
+    def finish_turn(self, reason: Finish | str, usage: Usage, seconds: float) -> None:
+        """A turn ended with `stop`, `length`, or `abort` where the client left, `seconds` after submission."""
+        self._finished.labels(reason).inc()
+        self._request.observe(seconds)
+        self._request_prompt.observe(usage.prompt_tokens)
+        self._request_generation.observe(usage.completion_tokens)
+        self._prompt_tokens.inc(usage.prompt_tokens)
+        self._generation_tokens.inc(usage.completion_tokens)
+        self._cache_queries.inc(usage.prompt_tokens)
+        self._cache_hits.inc(usage.cached_tokens)
+        for source in ("device", "host", "peer", "computed"):
+            self._sources.labels(source).inc(getattr(usage, f"{source}_tokens"))
+
+    def fail_turn(self, error: str) -> None:
+        """A turn ended by the error class named `error`."""
+        self._failed.labels(error).inc()
+
+    def render(self) -> bytes:
+        """All metrics as text, of type `CONTENT_TYPE`."""
+        return generate_latest(self._registry) + generate_latest(self._aliases)
+
+    def _add_gauges(self, registry: CollectorRegistry) -> None:
+        """Gauges that are read when asked for."""
+        running = Gauge("dsuf_requests_running", "Turns that the engine holds", registry=registry)
+        waiting = Gauge("dsuf_requests_waiting", "Turns that wait", registry=registry)
+        usage = Gauge("dsuf_cache_usage_ratio", "Part of the cache in use", registry=registry)
+        running.set_function(lambda: self._load().running)
+        waiting.set_function(lambda: self._load().waiting)
+        usage.set_function(lambda: self._load().cache_usage)
+
+
+class _VllmNames(Collector):
+    """The metrics of `source` that have a name in `VLLM_NAMES`, under that name."""
+
+    def __init__(self, source: CollectorRegistry, model_name: str) -> None:
+        self._source = source
+        self._model_name = model_name
+
+    def collect(self) -> Iterator[Metric]:
+        """Renamed copies of what the source holds now."""
+        for family in self._source.collect():
+            if name := VLLM_NAMES.get(family.name):
+                renamed = Metric(name, family.documentation, family.type)
+                for sample in family.samples:
+                    suffix = sample.name.removeprefix(family.name)
+                    renamed.add_sample(name + suffix, {"model_name": self._model_name, **sample.labels}, sample.value)
+                yield renamed
+
+
+def _histogram(name: str, text: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:
+    """A histogram with `buckets` as upper bounds."""
+    return Histogram(name, text, buckets=buckets, registry=registry)

@@ -1,7 +1,7 @@
 """The header of a safetensors file: which tensors it holds, and every way in which it can be wrong.
 
-A file is a little-endian u64 length, that many bytes of JSON, and the data. We read the JSON ourselves: the `safetensors`
-package copies each tensor, and its NumPy side knows neither BF16 nor the 8-bit floats.
+A file is a little-endian u64 length, that many bytes of JSON, and the data. We read the JSON ourselves, since the NumPy
+side of the `safetensors` package knows neither BF16 nor the 8-bit floats, and since it stops at the first fault.
 """
 
 import math
@@ -94,7 +94,7 @@ def read_header(path: Path) -> Header:
 
 
 def parse_header(text: bytes, file_bytes: int) -> Header:
-    """The header whose JSON is `text`, in a file of `file_bytes`; raises a decoding error of msgspec if it is not JSON."""
+    """The header whose JSON is `text`, in a file of `file_bytes`; raises msgspec's decoding error if it is not JSON."""
     raw_entries = _decode_names(text)
     faults: list[str] = []
     entries: dict[str, Entry] = {}

@@ -1,4 +1,4 @@
-"""The tensors that a checkpoint of given sizes must hold: names, dtypes, shapes and bytes, in the order of computation."""
+"""The tensors that a checkpoint of given sizes must hold: names, dtypes, shapes and bytes, in order of computation."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
@@ -110,7 +110,7 @@ def _attention(c: ModelConfig, prefix: str, part: Part) -> Iterator[TensorSpec]:
 
 
 def _compressor(c: ModelConfig, layer: int) -> Iterator[TensorSpec]:
-    """What a Full layer has besides: compressed KV and the index keys made of it. One position a group needs no gate."""
+    """What a Full layer has besides: compressed KV and index keys made of it. One position a group needs no gate."""
     prefix = f"layers.{layer}.attn"
     yield TensorSpec(f"{prefix}.compressor.wkv.weight", "BF16", (c.head_dim, c.dim), "attention")
     if c.ratio(layer) > 1:
@@ -215,7 +215,7 @@ def tally(specs: Iterable[TensorSpec]) -> dict[tuple[Part, str], Tally]:
 
 
 def content_faults(config: ModelConfig, stored: Mapping[str, tuple[str, Entry]]) -> Iterator[str]:
-    """What differs between the expected tensors and those stored: one line each. `stored` maps a name to file and entry."""
+    """One line for each difference between the expected tensors and those `stored` (by name: file and entry)."""
     expected = {spec.name: spec for spec in expected_tensors(config)}
     for name, spec in expected.items():
         if name not in stored:

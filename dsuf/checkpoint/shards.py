@@ -110,7 +110,7 @@ def read_safetensors(path: Path) -> dict[str, Array]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The tensor to shard table of index file `path`; raises `CheckpointError` if it is damaged or leaves the folder."""
+    """Tensor to shard, out of index file `path`; raises `CheckpointError` if it is damaged or leaves the folder."""
     try:
         index = msgspec.json.decode(path.read_bytes(), type=_Index)
     except OSError as error:

@@ -10,6 +10,7 @@
     │   ├── MethodNotAllowed      405
     │   ├── BodyTimeout           408  the body did not arrive in time
     │   ├── BodyTooLarge          413
+    │   ├── MediaTypeRefused      415  a content type or encoding that is not JSON
     │   ├── QueueFull             429  bounded queue is full; retry
     │   ├── EngineFailed          500  the engine raised; no internals in the text
     │   └── Unavailable           503  starting, draining or stalled; retry
@@ -101,6 +102,13 @@ class BodyTooLarge(RequestError):
 
     status = 413
     type = "request_too_large"
+
+
+class MediaTypeRefused(RequestError):
+    """The request's content type or content encoding is not one that is read."""
+
+    status = 415
+    type = "invalid_request_error"
 
 
 class QueueFull(RequestError):

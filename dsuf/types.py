@@ -72,7 +72,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one step did for one turn.
 
     `ids` are the new tokens, without the end-of-sentence token. `accepted` counts drafts among them. `prefilled` is the
-    number of prompt positions that are now in the cache. `finish` is set with the last tokens of a turn.
+    number of prompt positions that are now in the cache. `finish` is set with the last tokens of a turn. `usage` comes
+    with a turn's first result where some of the prompt was not computed for it; without one, all of it was.
     """
 
     turn: str
@@ -81,6 +82,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int = 0
     logprobs: tuple[float, ...] = ()
     finish: Finish | None = None
+    usage: "Usage | None" = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +122,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class SessionCache(msgspec.Struct, frozen=True, kw_only=True):
-    """A session's cache for its first `length` positions, bytes by part name; `fingerprint` names weights and layout."""
+    """A session's cache for its first `length` positions, bytes by part; `fingerprint` names weights and layout."""
 
     fingerprint: str
     length: int

@@ -1,0 +1,82 @@
+"""What the HTTP layer is built from: settings, and the services it asks of other layers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from dsuf.recipe.vocabulary import Vocabulary
+from dsuf.types import EngineFacts, Submit
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits and switches of the HTTP layer.
+
+    `keys` empty means that no key is asked for. `context_tokens` is the served context; with `clamp_max_tokens` a
+    `max_tokens` beyond what the prompt leaves of it is lowered instead of refused. `write_timeout_s` bounds how long a
+    client may refuse to read. `drain_retry_s` goes into `Retry-After` while draining.
+    """
+
+    context_tokens: int
+    keys: tuple[str, ...] = ()
+    body_limit_bytes: int = 64 << 20
+    header_timeout_s: float = 30.0
+    body_timeout_s: float = 30.0
+    write_timeout_s: float = 60.0
+    keep_alive_s: float = 15.0
+    drain_retry_s: int = 2
+    clamp_max_tokens: bool = True
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """Whether new turns are taken; if not, the parts that fail, by name."""
+
+    ready: bool
+    failing: Sequence[str] = ()
+
+
+class Status(Protocol):
+    """What the node knows of itself."""
+
+    @property
+    def draining(self) -> bool:
+        """No new turn is taken; the running ones finish."""
+
+    def liveness(self) -> Readiness:
+        """Whether process and engine are alive (a draining node is)."""
+
+    def readiness(self) -> Readiness:
+        """Whether a load balancer should send turns here."""
+
+    def metrics_text(self) -> bytes:
+        """All metrics in the Prometheus text format."""
+
+    def facts(self) -> Mapping[str, object]:
+        """Configuration for `/server_info`, free of secrets."""
+
+
+class Metrics(Protocol):
+    """What the HTTP layer counts; times and tokens of turns are the scheduler's to observe."""
+
+    def count_response(self, endpoint: str, status: int) -> None:
+        """One response; `endpoint` is the canonical path or "other", status 499 a client that left before it."""
+
+    def count_disconnect(self, stage: str) -> None:
+        """One client that left while its turn was reading, rendering, queued, prefilling, decoding or writing."""
+
+    def count_conversion_error(self, endpoint: str) -> None:
+        """One request that the renderer refused."""
+
+    def count_malformed_call(self) -> None:
+        """One reply with a tool call block that the library dropped."""
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything `build_app` needs."""
+
+    submit: Submit
+    vocabulary: Vocabulary
+    facts: EngineFacts
+    status: Status
+    metrics: Metrics
+    settings: Settings

@@ -1,0 +1,146 @@
+"""Token ids of a reply -> events of the client's protocol, and their fold into a whole reply."""
+
+import json
+import time
+from typing import Any, Literal
+
+import msgspec
+from deepseek_recipe import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    ConversationRequest,
+    InferenceChunk,
+    InferenceFinishReason,
+    MessagesRequest,
+    MessagesResponse,
+    PromptUsage,
+    StreamProcessor,
+)
+
+from dsuf.recipe.vocabulary import Vocabulary
+from dsuf.types import Event, Finish, Usage
+
+_REASONS = {"stop": InferenceFinishReason.Stop, "length": InferenceFinishReason.Length}
+_DECODER = json.JSONDecoder()
+_SOURCES = ("device_tokens", "host_tokens", "peer_tokens", "computed_tokens")
+
+
+class Reader:
+    """Reads one reply: `open`, then `feed` each step's ids until `finished`, then `finish`.
+
+    Single use. With stop strings the ids are fed one by one, so that text and usage end at the token that completes
+    one, wherever in a step it lies. The end-of-sentence token must not be fed; `completion_tokens` counts what was.
+    """
+
+    def __init__(
+        self,
+        protocol: Literal["chat", "messages"],
+        request: ConversationRequest,
+        reply_id: str,
+        model: str,
+        vocabulary: Vocabulary,
+    ) -> None:
+        options = request.parsing_options
+        kind = ChatCompletionRequest if protocol == "chat" else MessagesRequest
+        self._responses = ChatCompletionResponse if protocol == "chat" else MessagesResponse
+        self._processor = StreamProcessor(kind.chunk_generator(request, reply_id, model), options, vocabulary.tokenizer)
+        self._identity = (reply_id, model, int(time.time()))
+        self._whole: Any = None
+        self._usage = Usage()
+        self._one_by_one = bool(options.stop_sequences)
+        self._dsml_id = vocabulary.dsml_id if options.parse_tool_calls else -1
+        self._saw_markup = False
+        self.completion_tokens = 0
+        self.finish_reason: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether a stop string has ended the reply: nothing more may be fed, and generation should be cancelled."""
+        return self._processor.finished
+
+    @property
+    def dropped_call(self) -> bool:
+        """Whether a complete reply held tool markup of which the library made no call."""
+        return self._saw_markup and self.finish_reason in ("stop", "end_turn")
+
+    @property
+    def usage(self) -> Usage:
+        """What the prompt cost and what was generated so far."""
+        return msgspec.structs.replace(self._usage, completion_tokens=self.completion_tokens)
+
+    @property
+    def done_data(self) -> str | None:
+        """Data of the message that ends a stream, where the protocol has one."""
+        return self._responses.sse_done_data()
+
+    def open(self, usage: Usage) -> list[Event]:
+        """Start the reply; `usage` says what the prompt cost (`completion_tokens` is not looked at)."""
+        self._usage = usage
+        counts = (usage.prompt_tokens, usage.cached_tokens)
+        self._whole = self._responses(*self._identity, *counts)
+        prompt_usage = PromptUsage(prompt_tokens=counts[0], prompt_cache_hit_tokens=counts[1])
+        return self._take(self._processor.push(InferenceChunk.ready(prompt_usage=prompt_usage)))
+
+    def feed(self, ids: tuple[int, ...]) -> list[Event]:
+        """Read the ids of one step."""
+        if not ids:
+            return []
+        self._saw_markup = self._saw_markup or self._dsml_id in ids
+        if not self._one_by_one:
+            return self._push(ids)
+        events: list[Event] = []
+        for token in ids:
+            events += self._push((token,))
+            if self.finished:
+                break
+        return events
+
+    def finish(self, finish: Finish) -> list[Event]:
+        """End the reply; after a stop string `finish` has no say."""
+        events = [] if self.finished else self._take(self._processor.push(InferenceChunk.finish(_REASONS[finish])))
+        return events + self._take(self._processor.finish())
+
+    def close(self) -> None:
+        """Drop a reply that will not be finished."""
+        self._processor.close()
+
+    def fold(self) -> str:
+        """The whole reply as JSON: all events so far, folded by the library."""
+        return self._extend(self._whole.to_json())
+
+    def _push(self, ids: tuple[int, ...]) -> list[Event]:
+        """Give `ids` to the library in one piece."""
+        self.completion_tokens += len(ids)
+        return self._take(self._processor.push(InferenceChunk.tokens(ids)))
+
+    def _take(self, chunks: list[Any]) -> list[Event]:
+        """Chunks as events; each also goes into the fold."""
+        events = []
+        for chunk in chunks:
+            data = chunk.to_json()
+            self._note_reason(data)
+            events.append(Event(self._responses.sse_event_name(chunk), self._extend(data)))
+            self._whole.accumulate(chunk)  # consumes the chunk, so it comes last
+        return events
+
+    def _extend(self, data: str) -> str:
+        """Add to the usage in `data`, where there is one, how much of the prompt came from where.
+
+        The key can only be found outside of strings, where quotation marks are escaped; the usage comes last. The rest
+        stays as the library wrote it.
+        """
+        head, key, _ = data.rpartition('"usage":{')
+        if not key:
+            return data
+        start = len(head) + len(key) - 1
+        usage, stop = _DECODER.raw_decode(data, start)
+        details = {"cached_tokens": self._usage.cached_tokens}
+        usage["prompt_tokens_details"] = details | {name: getattr(self._usage, name) for name in _SOURCES}
+        return data[:start] + msgspec.json.encode(usage).decode() + data[stop:]
+
+    def _note_reason(self, data: str) -> None:
+        """Remember the reason for the end that the client is given, if the event `data` has one."""
+        if '"finish_reason":"' in data or '"stop_reason":"' in data:
+            event = msgspec.json.decode(data)
+            for ending in (*event.get("choices", ()), event.get("delta", {})):
+                self.finish_reason = ending.get("finish_reason") or ending.get("stop_reason") or self.finish_reason

@@ -1,0 +1,158 @@
+"""A request body of either protocol -> prompt ids, resolved sampling, and the reader for the reply.
+
+Everything here is CPU work without waiting: run it in a thread.
+"""
+
+import secrets
+from typing import Literal
+
+import deepseek_recipe
+import msgspec
+from deepseek_recipe import ChatCompletionRequest, ConversationRequest, MessagesRequest
+
+from dsuf.errors import EngineFailed, InvalidRequest, UnsupportedFeature
+from dsuf.recipe.names import FOREIGN_PREFIX, conversion_options
+from dsuf.recipe.reader import Reader
+from dsuf.recipe.vocabulary import Vocabulary
+from dsuf.types import Prompt, Sampling
+
+Protocol = Literal["chat", "messages"]
+
+_CONSTRAINTS = {
+    "json": ("response_format", "JSON output (`response_format` json_object or json_schema) is"),
+    "regex": ("response_format", "regex output (`response_format` regex) is"),
+    "tool_call_required": ("tool_choice", "a required or named `tool_choice` is"),
+}
+_LARGEST_SEED = 2**63
+
+
+class ConversionRefused(InvalidRequest):
+    """The library refused the request. `body` is its reply, in the OpenAI form, ready to send."""
+
+    def __init__(self, message: str, *, body: str) -> None:
+        super().__init__(message)
+        self.body = body
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The served context, and whether a `max_tokens` beyond what the prompt leaves of it is lowered to that."""
+
+    context_tokens: int
+    clamp_max_tokens: bool = True
+
+
+class Rendered:
+    """A validated request: what to generate from, and how its reply is read.
+
+    `constraint` is the kind that the library found ("tool_call" where tools may be called; such a reply needs no mask).
+    """
+
+    def __init__(
+        self, protocol: Protocol, request: ConversationRequest, model: str, prompt: Prompt, sampling: Sampling
+    ) -> None:
+        self.protocol = protocol
+        self.model = model
+        self.prompt = prompt
+        self.sampling = sampling
+        self.stream = request.stream
+        self.constraint = _constraint(request)
+        self._request = request
+
+    def open_reader(self, reply_id: str, vocabulary: Vocabulary) -> Reader:
+        """The reader of this request's one reply, which will carry `reply_id`."""
+        return Reader(self.protocol, self._request, reply_id, self.model, vocabulary)
+
+
+def render(protocol: Protocol, body: bytes, vocabulary: Vocabulary, limits: Limits, *, salt: str = "") -> Rendered:
+    """Validate, convert and encode `body`.
+
+    Raises `InvalidRequest` (what the library says of it), `ConversionRefused` (with its reply) or `UnsupportedFeature`.
+    """
+    model, request = _convert(protocol, body, vocabulary)
+    _refuse_unsupported(request)
+    ids = _encode(request, vocabulary)
+    sampling = _resolve_sampling(request, len(ids), limits)
+    prompt = Prompt(ids=tuple(ids), opens_in=_opening(request), salt=salt)
+    return Rendered(protocol, request, model, prompt, sampling)
+
+
+def count_prompt(protocol: Protocol, body: bytes, vocabulary: Vocabulary) -> list[int]:
+    """The ids that `body` renders to, whatever their number; raises as `render` does."""
+    _, request = _convert(protocol, body, vocabulary)
+    _refuse_pictures(request)
+    return _encode(request, vocabulary)
+
+
+def _convert(protocol: Protocol, body: bytes, vocabulary: Vocabulary) -> tuple[str, ConversationRequest]:
+    """The library's reading of `body`, with its two kinds of error made one."""
+    try:
+        incoming = ChatCompletionRequest(body) if protocol == "chat" else MessagesRequest(body)
+        model = incoming.model
+        foreign = protocol == "messages" and model.startswith(FOREIGN_PREFIX)
+        return model, incoming.convert(conversion_options(vocabulary.special_tokens, *([model] if foreign else [])))
+    except deepseek_recipe.ConversionError as error:
+        raise ConversionRefused(str(error), body=error.body) from error
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+
+
+def _refuse_unsupported(request: ConversationRequest) -> None:
+    """Refuse what the library accepts and this server does not do; raises `UnsupportedFeature` naming it."""
+    if request.inference_options.logprobs:
+        raise UnsupportedFeature("log-probabilities (`logprobs`) are not served yet", param="logprobs")
+    if (kind := _constraint(request)) is not None and kind != "tool_call":
+        param, feature = _CONSTRAINTS.get(kind, ("response_format", f"the output constraint {kind} is"))
+        raise UnsupportedFeature(f"{feature} not enforced yet", param=param)
+    _refuse_pictures(request)
+
+
+def _refuse_pictures(request: ConversationRequest) -> None:
+    """Refuse pictures anywhere in the conversation; raises `UnsupportedFeature`."""
+    for message in request.conversation.messages:
+        for source in message.image_sources:
+            raise UnsupportedFeature(f"pictures are not served yet ({source.path.lstrip('.')})", param="messages")
+
+
+def _constraint(request: ConversationRequest) -> str | None:
+    """The kind of constraint that the request's output is under."""
+    constraint = request.inference_options.output_constraint
+    return None if constraint is None else constraint.kind
+
+
+def _encode(request: ConversationRequest, vocabulary: Vocabulary) -> list[int]:
+    """The prompt's ids. Special tokens come from the renderer alone, never from the text of a message."""
+    try:
+        return vocabulary.encoding.encode(request.conversation)
+    except RuntimeError as error:
+        raise EngineFailed("the prompt could not be encoded") from error
+
+
+def _resolve_sampling(request: ConversationRequest, prompt_tokens: int, limits: Limits) -> Sampling:
+    """Every sampling value as a number; raises `ConversionRefused` if prompt and answer do not fit the context."""
+    options = request.inference_options
+    return Sampling(
+        temperature=1.0 if options.temperature is None else options.temperature,
+        top_p=1.0 if options.top_p is None else options.top_p,
+        seed=secrets.randbelow(_LARGEST_SEED) if options.seed is None else options.seed,
+        max_tokens=_resolve_max_tokens(request, prompt_tokens, limits),
+    )
+
+
+def _resolve_max_tokens(request: ConversationRequest, prompt_tokens: int, limits: Limits) -> int:
+    """How many tokens may be generated. Only a prompt that leaves room can be clamped for."""
+    explicit, room = request.inference_options.max_tokens, limits.context_tokens - prompt_tokens
+    if limits.clamp_max_tokens and explicit is not None and 0 < room < explicit:
+        return room
+    try:
+        return request.resolve_max_tokens(prompt_tokens, limits.context_tokens)
+    except deepseek_recipe.ConversionError as error:
+        raise ConversionRefused(str(error), body=error.body) from error
+
+
+def _opening(request: ConversationRequest) -> Literal["reasoning", "content", "call"]:
+    """Where the rendered prompt leaves off."""
+    options = request.parsing_options
+    if options.starts_in_tool_calls:
+        return "call"
+    stage = options.thinking_initial_stage
+    return "reasoning" if stage is not None and stage.starts_in_reasoning() else "content"

@@ -1,0 +1,78 @@
+"""The tokenizer of a checkpoint, and the ids with a meaning of their own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import deepseek_recipe
+import tokenizers
+
+from dsuf.errors import CheckpointError
+
+IMAGE_TOKEN = "<｜deepseek_image｜>"  # the release spells it so; the library's default is another
+_NEEDED = ("Bos", "Eos", "ThinkingStart", "ThinkingEnd", "System", "User", "Assistant", "LatestReminder", "Dsml")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A loaded tokenizer.
+
+    `specials` maps the spelling of each added token to its id; `size` is one more than the largest id.
+    """
+
+    tokenizer: deepseek_recipe.Tokenizer
+    plain: tokenizers.Tokenizer
+    special_tokens: deepseek_recipe.SpecialTokens
+    encoding: deepseek_recipe.DeepseekV41Encoding
+    specials: dict[str, int]
+    eos_id: int
+    dsml_id: int
+    size: int
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, where the spelling of a special token becomes that token (prompts are not made this way)."""
+        return self.tokenizer.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included; ids outside the vocabulary have none."""
+        return str(self.plain.decode(list(ids), skip_special_tokens=False))
+
+
+def load_vocabulary(directory: Path) -> Vocabulary:
+    """Load `tokenizer.json` of a checkpoint; raises `CheckpointError` if it is missing, damaged or lacks a token."""
+    path = directory / "tokenizer.json"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"tokenizer: cannot read {path}: {error}") from error
+    return parse_vocabulary(text)
+
+
+def parse_vocabulary(text: str) -> Vocabulary:
+    """A vocabulary from the contents of a `tokenizer.json`; raises `CheckpointError`."""
+    try:
+        plain = tokenizers.Tokenizer.from_str(text)
+        tokenizer = deepseek_recipe.Tokenizer.from_str(text)
+    except Exception as error:  # both libraries raise plain `Exception` or `RuntimeError` for a damaged file
+        raise CheckpointError(f"tokenizer: not a tokenizer.json: {error}") from error
+    special_tokens = deepseek_recipe.SpecialTokens(image=IMAGE_TOKEN)
+    specials = {token.content: id_ for id_, token in plain.get_added_tokens_decoder().items()}
+    _check_specials(specials, special_tokens)
+    return Vocabulary(
+        tokenizer=tokenizer,
+        plain=plain,
+        special_tokens=special_tokens,
+        encoding=deepseek_recipe.DeepseekV41Encoding().with_special_tokens(special_tokens).with_tokenizer(tokenizer),
+        specials=specials,
+        eos_id=specials[special_tokens.token(deepseek_recipe.SpecialToken.Eos)],
+        dsml_id=specials[special_tokens.token(deepseek_recipe.SpecialToken.Dsml)],
+        size=max(plain.get_vocab(with_added_tokens=True).values()) + 1,
+    )
+
+
+def _check_specials(specials: dict[str, int], spelling: deepseek_recipe.SpecialTokens) -> None:
+    """Refuse a tokenizer that cannot encode what the renderer writes; otherwise the first request would find out."""
+    tokens = [getattr(deepseek_recipe.SpecialToken, name) for name in _NEEDED]
+    missing = [spelling.token(token) for token in tokens if spelling.token(token) not in specials]
+    if missing:
+        raise CheckpointError(f"tokenizer: the added vocabulary lacks {', '.join(missing)}")

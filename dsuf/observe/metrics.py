@@ -64,33 +64,9 @@ class Metrics:
         self._load: Callable[[], Load] = Load
         ProcessCollector(registry=registry)
         self._add_gauges(registry)
-        self._prompt_tokens = Counter("dsuf_prompt_tokens", "Prompt tokens of finished prefills", registry=registry)
-        self._generation_tokens = Counter("dsuf_generation_tokens", "Generated tokens", registry=registry)
-        self._cache_queries = Counter("dsuf_prefix_cache_queries", "Prompt tokens looked up", registry=registry)
-        self._cache_hits = Counter("dsuf_prefix_cache_hits", "Prompt tokens not computed", registry=registry)
-        self._sources = Counter("dsuf_prompt_source_tokens", "Prompt tokens by origin", ["source"], registry=registry)
-        self._finished = Counter("dsuf_requests_finished", "Turns ended", ["finished_reason"], registry=registry)
-        self._failed = Counter("dsuf_requests_failed", "Turns ended by an error", ["error"], registry=registry)
-        self._preemptions = Counter("dsuf_preemptions", "Turns put back; never done", registry=registry)
-        self._first_token = _histogram(
-            "dsuf_time_to_first_token_seconds", "Submission to first token", _WAIT_S, registry
-        )
-        self._gap = _histogram("dsuf_inter_token_seconds", "Time a token after the first", _GAP_S, registry)
-        self._request = _histogram("dsuf_request_seconds", "Submission to the last token", _WAIT_S, registry)
-        self._queue = _histogram("dsuf_queue_seconds", "Submission to admission", _WAIT_S, registry)
-        self._request_prompt = _histogram("dsuf_request_prompt_tokens", "Prompt length", _TOKENS, registry)
-        self._request_generation = _histogram("dsuf_request_generation_tokens", "Answer length", _TOKENS, registry)
-        self._step = _histogram("dsuf_step_seconds", "Engine step", _GAP_S, registry)
-        self._steps_failed = Counter("dsuf_steps_failed", "Engine steps that raised", registry=registry)
-        self._lag = _histogram("dsuf_loop_lag_seconds", "Lateness of the event loop", _LAG_S, registry)
-        self._responses = Counter("dsuf_http_responses", "Responses", ["endpoint", "status"], registry=registry)
-        self._gone = Counter("dsuf_client_disconnects", "Clients that left early", ["stage"], registry=registry)
-        self._conversions = Counter(
-            "dsuf_conversion_errors", "Requests refused by the renderer", ["endpoint"], registry=registry
-        )
-        self._lost_calls = Counter(
-            "dsuf_malformed_calls", "Tool call blocks that could not be parsed", registry=registry
-        )
+        self._add_turns(registry)
+        self._add_loop(registry)
+        self._add_http(registry)
         self._aliases = CollectorRegistry()
         self._aliases.register(_VllmNames(registry, model_name))
 
@@ -168,6 +144,38 @@ class Metrics:
         running.set_function(lambda: self._load().running)
         waiting.set_function(lambda: self._load().waiting)
         usage.set_function(lambda: self._load().cache_usage)
+
+    def _add_turns(self, registry: CollectorRegistry) -> None:
+        """What turns took and how they ended."""
+        self._prompt_tokens = Counter("dsuf_prompt_tokens", "Prompt tokens", registry=registry)
+        self._generation_tokens = Counter("dsuf_generation_tokens", "Generated tokens", registry=registry)
+        self._cache_queries = Counter("dsuf_prefix_cache_queries", "Prompt tokens looked up", registry=registry)
+        self._cache_hits = Counter("dsuf_prefix_cache_hits", "Prompt tokens not computed", registry=registry)
+        self._sources = Counter("dsuf_prompt_source_tokens", "Prompt tokens by origin", ["source"], registry=registry)
+        self._finished = Counter("dsuf_requests_finished", "Turns ended", ["finished_reason"], registry=registry)
+        self._failed = Counter("dsuf_requests_failed", "Turns ended by an error", ["error"], registry=registry)
+        self._preemptions = Counter("dsuf_preemptions", "Turns put back; never done", registry=registry)
+        self._first_token = _histogram("dsuf_time_to_first_token_seconds", "Until the first token", _WAIT_S, registry)
+        self._gap = _histogram("dsuf_inter_token_seconds", "Time a token after the first", _GAP_S, registry)
+        self._request = _histogram("dsuf_request_seconds", "Submission to the last token", _WAIT_S, registry)
+        self._queue = _histogram("dsuf_queue_seconds", "Submission to admission", _WAIT_S, registry)
+        self._request_prompt = _histogram("dsuf_request_prompt_tokens", "Prompt length", _TOKENS, registry)
+        self._request_generation = _histogram("dsuf_request_generation_tokens", "Answer length", _TOKENS, registry)
+
+    def _add_loop(self, registry: CollectorRegistry) -> None:
+        """The engine's steps and the event loop."""
+        self._step = _histogram("dsuf_step_seconds", "Engine step", _GAP_S, registry)
+        self._steps_failed = Counter("dsuf_steps_failed", "Engine steps that raised", registry=registry)
+        self._lag = _histogram("dsuf_loop_lag_seconds", "Lateness of the event loop", _LAG_S, registry)
+
+    def _add_http(self, registry: CollectorRegistry) -> None:
+        """What `api/` counts."""
+        self._responses = Counter("dsuf_http_responses", "Responses", ["endpoint", "status"], registry=registry)
+        self._gone = Counter("dsuf_client_disconnects", "Clients that left early", ["stage"], registry=registry)
+        self._conversions = Counter(
+            "dsuf_conversion_errors", "Refused by the renderer", ["endpoint"], registry=registry
+        )
+        self._lost_calls = Counter("dsuf_malformed_calls", "Tool call blocks not parsed", registry=registry)
 
 
 class _VllmNames(Collector):

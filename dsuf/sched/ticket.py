@@ -1,0 +1,91 @@
+"""A submitted turn: what its reader holds, and what the scheduler knows of it."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Literal
+
+from dsuf.errors import RequestError
+from dsuf.types import StepResult, Turn, Usage
+
+Stage = Literal["queued", "prefilling", "decoding", "writing", "gone"]
+"""Where a turn is: waiting, in the engine (two stages), computed but not yet read to its end, or over."""
+
+
+class TurnTicket:
+    """The `Ticket` of a turn. The scheduler feeds it and never waits for its reader.
+
+    What is fed and not yet read is bounded by the turn itself: at most a result a token and a chunk. It has one reader.
+    """
+
+    def __init__(self, turn: Turn, now_s: float, on_leave: Callable[["TurnTicket"], None]) -> None:
+        self.turn = turn
+        self.stage: Stage = "queued"
+        self.prefilled_tokens = 0
+        self.generated_tokens = 0
+        self.submitted_s = now_s
+        self.attached_s = now_s
+        self.latest_s = now_s
+        self._results: deque[StepResult] = deque()
+        self._error: RequestError | None = None
+        self._news = asyncio.Event()
+        self._on_leave = on_leave
+
+    @property
+    def ended(self) -> bool:
+        """Whether the scheduler will feed nothing more."""
+        return self.stage in ("writing", "gone")
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far, all of them computed here."""
+        return Usage(computed_tokens=self.prefilled_tokens, completion_tokens=self.generated_tokens)
+
+    def feed(self, result: StepResult) -> None:
+        """Add a result; one with `finish` is the last."""
+        self.prefilled_tokens = max(self.prefilled_tokens, result.prefilled)
+        self.generated_tokens += len(result.ids)
+        if self.prefilled_tokens >= len(self.turn.prompt.ids):
+            self.stage = "decoding"
+        if result.finish is not None:
+            self.stage = "writing"
+        self._results.append(result)
+        self._news.set()
+
+    def fail(self, error: RequestError) -> None:
+        """End with `error`, which the reader meets after the results before it."""
+        self.stage = "writing"
+        self._error = error
+        self._news.set()
+
+    def cancel(self) -> None:
+        """Leave, at any stage; a reader that waits sees the end. Idempotent."""
+        if self.stage == "gone":
+            return
+        self._on_leave(self)
+        self.stage = "gone"
+        self._results.clear()
+        self._news.set()
+
+    def __aiter__(self) -> AsyncIterator[StepResult]:
+        return self
+
+    async def __anext__(self) -> StepResult:
+        while True:
+            if self._results:
+                return self._pop()
+            if self.stage == "writing" and self._error is not None:
+                error, self._error = self._error, None
+                self.cancel()
+                raise error
+            if self.stage == "gone":
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+
+    def _pop(self) -> StepResult:
+        """The oldest result; after the one that finishes, the turn is over."""
+        result = self._results.popleft()
+        if result.finish is not None:
+            self.cancel()
+        return result

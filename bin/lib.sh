@@ -63,7 +63,7 @@ install_lock() { # install_lock NAME LOCK
   say "$1: installing $(grep -c '^[a-z].*==' "$2") locked packages into .venv"
   touch "$venv/.installing"
   # Wheels only, every one checked against the lock: nothing is compiled, nothing else can get in.
-  with_ticker "setup: $1: installing" "$venv/bin/python" -m pip install --quiet --no-input --no-deps \
+  with_ticker "setup: $1: installing" "$venv/bin/python" -m pip install -qq --no-input --no-deps \
     --disable-pip-version-check --require-hashes --only-binary :all: --requirement "$2" ||
     fail 1 "installation failed (see above): is a package index within reach? Run the command again to retry"
   rm "$venv/.installing"

@@ -1,4 +1,4 @@
-"""Say what this machine has, one line a thing, and what is missing for what. Changes nothing; exits 0 whatever it finds.
+"""Say what this machine has, one line a thing, and what is missing for what. Changes nothing, always exits 0.
 
   ok       there, and good enough
   note     works, with a limit that is worth knowing

@@ -1,0 +1,126 @@
+"""`python -m dsuf`: exit codes, one-line errors, help that reads well and is quick."""
+
+import subprocess
+import sys
+import time
+from types import ModuleType
+
+import pytest
+
+import dsuf.__main__ as command_line
+from dsuf import __version__, doctor
+from dsuf.errors import CheckpointError, CommandError
+
+NAMES = [command.name for command in command_line.COMMANDS]
+
+
+@pytest.fixture
+def fake_doctor(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module behind `dsuf doctor` replaced by one whose `run` a test sets."""
+    module = ModuleType("fake", "A fake.")
+    monkeypatch.setattr(module, "add_arguments", lambda parser: None, raising=False)
+    monkeypatch.setattr(command_line, "_load", lambda name: module)
+    return module
+
+
+def run_fake(module: ModuleType, outcome: int | BaseException) -> int:
+    """The exit code of `dsuf doctor` where its module returns or raises `outcome`."""
+
+    def run(args: object) -> int:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    module.run = run  # type: ignore[attr-defined]
+    return command_line.main(["doctor"])
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_exit_code_is_the_commands(fake_doctor: ModuleType, code: int) -> None:
+    """What the subcommand returns is the exit code."""
+    assert run_fake(fake_doctor, code) == code
+
+
+@pytest.mark.parametrize("kind", [CommandError, CheckpointError])
+def test_error_is_one_line(fake_doctor: ModuleType, kind: type[Exception], capsys: pytest.CaptureFixture[str]) -> None:
+    """Bad input: one line, exit 2, no traceback."""
+    assert run_fake(fake_doctor, kind("weights.json: no such file")) == 2
+    assert capsys.readouterr() == ("", "dsuf: weights.json: no such file\n")
+
+
+def test_interrupt(fake_doctor: ModuleType) -> None:
+    """Ctrl-C."""
+    assert run_fake(fake_doctor, KeyboardInterrupt()) == 130
+
+
+def test_fault_of_ours_keeps_its_traceback(fake_doctor: ModuleType) -> None:
+    """Only typed errors are made into a line."""
+    with pytest.raises(ZeroDivisionError):
+        run_fake(fake_doctor, ZeroDivisionError())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "required: SUBCOMMAND"),
+        (["nothing"], "invalid choice: 'nothing'"),
+        (["doctor", "--nothing"], "unrecognized arguments: --nothing"),
+        (["--nothing"], "SUBCOMMAND"),
+    ],
+)
+def test_wrong_use(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong use: one line, exit 2."""
+    with pytest.raises(SystemExit) as left:
+        command_line.main(arguments)
+    assert left.value.code == 2
+    errors = capsys.readouterr().err
+    assert part in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_of_a_subcommand(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every subcommand explains itself."""
+    with pytest.raises(SystemExit) as left:
+        command_line.main([name, "--help"])
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: dsuf {name}")
+    assert len(text.splitlines()) > 4
+
+
+def test_overview_is_quick_and_complete() -> None:
+    """`dsuf --help` lists every subcommand and loads none: NumPy alone would cost more than the rest."""
+    began = time.monotonic()
+    code = "import sys, dsuf.__main__ as m\ntry: m.main(['--help'])\nfinally: assert 'numpy' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert time.monotonic() - began < 3
+    for command in command_line.COMMANDS:
+        assert f"    {command.name} " in done.stdout
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """`dsuf --version`."""
+    with pytest.raises(SystemExit):
+        command_line.main(["--version"])
+    assert capsys.readouterr().out == f"dsuf {__version__}\n"
+
+
+def test_closed_pipe_is_quiet() -> None:
+    """A reader that leaves early gets no traceback."""
+    shell = f"{sys.executable} -m dsuf doctor | head -c 1"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+    assert len(done.stdout) == 1
+
+
+def test_doctor_reports_every_probe(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line a probe, each with a known state; what is missing says for what."""
+    assert command_line.main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(doctor.PROBES)
+    for line, (title, _) in zip(lines, doctor.PROBES, strict=True):
+        state = line.split()[0]
+        assert state in {"ok", "note", "missing"}
+        assert line[9:].startswith(title)
+        assert state != "missing" or "needed for:" in line

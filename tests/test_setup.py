@@ -1,0 +1,127 @@
+"""`bin/lib.sh`: the environment is made once, by one process, whole or not at all; what lacks is said in one line.
+
+The scripts run in a copy of the checkout whose lock files are empty, so that nothing is downloaded.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = "import sys; print('ran', sys.argv[1:], sys.prefix)"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with the real scripts, empty lock files, and a program that prints its arguments."""
+    shutil.copytree(ROOT / "bin", tmp_path / "bin")
+    (tmp_path / "requirements.lock").write_text("# nothing\n")
+    (tmp_path / "requirements-dev.lock").write_text("# nothing to develop with\n")
+    (tmp_path / "dsuf").mkdir()
+    (tmp_path / "dsuf" / "__main__.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def start(checkout: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Start `bin/dsuf` there, in a process group of its own."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DSUF_")}
+    return subprocess.Popen(
+        [str(checkout / "bin" / "dsuf"), *arguments],
+        env=clean | environment,
+        cwd="/",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code, output and errors of `process`, which gets a minute."""
+    out, errors = process.communicate(timeout=60)
+    return process.returncode, out, errors
+
+
+def place_python(folder: Path, body: str) -> Path:
+    """A `python3` in `folder` that is the shell script `body`."""
+    folder.mkdir()
+    (folder / "python3").write_text(f"#!/bin/sh\n{body}\n")
+    (folder / "python3").chmod(0o755)
+    return folder / "python3"
+
+
+def test_two_starts_at_once_then_a_third(checkout: Path) -> None:
+    """One of two installs, both run the program in the new environment; a later start says nothing and is quick."""
+    both = [finish(process) for process in (start(checkout, "a b", "c"), start(checkout, "a b", "c"))]
+    expected = f"ran ['a b', 'c'] {checkout / '.venv'}\n"
+    assert [(code, out) for code, out, _ in both] == [(0, expected)] * 2
+    said = "".join(errors for _, _, errors in both)
+    assert said.count("creating .venv") == 1
+    assert said.count("base: installing") == 1
+
+    began = time.monotonic()
+    assert finish(start(checkout, "a b", "c")) == (0, expected, "")
+    assert time.monotonic() - began < 5
+
+
+def test_interrupted_setup_starts_over(checkout: Path) -> None:
+    """What a killed installation left behind is not used."""
+    process = start(checkout)
+    while not (checkout / ".venv").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    (checkout / ".venv" / ".installing").touch()
+    (checkout / ".venv" / "half-a-package").touch()
+
+    code, _, errors = finish(start(checkout))
+    assert code == 0
+    assert "creating .venv" in errors
+    assert not (checkout / ".venv" / "half-a-package").exists()
+
+    (checkout / "requirements.lock").write_text("# another lock\n")
+    code, _, errors = finish(start(checkout))
+    assert code == 0
+    assert "creating .venv" not in errors
+    assert "base: installing" in errors
+
+
+def test_no_python_is_one_line(checkout: Path, tmp_path: Path) -> None:
+    """An interpreter that is too old is refused with the packages to install."""
+    old = place_python(tmp_path / "old", "exit 1")
+    code, out, errors = finish(start(checkout, DSUF_PYTHON=str(old)))
+    assert (code, out) == (2, "")
+    assert errors.startswith("dsuf: no Python 3.11 or newer found: install it")
+    assert errors.endswith("apt-get install python3 python3-venv)\n")
+    assert errors.count("\n") == 1
+
+
+def test_no_venv_module_is_one_line(checkout: Path, tmp_path: Path) -> None:
+    """Debian's python3 without python3-venv."""
+    bare = place_python(tmp_path / "bare", 'case "$2" in *ensurepip*) exit 1;; esac')
+    code, out, errors = finish(start(checkout, DSUF_PYTHON=str(bare)))
+    assert (code, out) == (2, "")
+    assert errors.count("\n") == 1
+    assert "apt-get install python3-venv" in errors
+
+
+def test_failed_installation_is_said_and_repeated(checkout: Path) -> None:
+    """A lock that cannot be installed: pip's reason and one line of ours; the next start tries again."""
+    (checkout / "requirements.lock").write_text("no-such-file @ file:///no-such-file.whl --hash=sha256:" + 64 * "0")
+    for _ in range(2):
+        code, out, errors = finish(start(checkout))
+        assert (code, out) == (1, "")
+        assert "installation failed" in errors.splitlines()[-1]
+
+
+def test_no_setup_uses_the_given_python(checkout: Path, tmp_path: Path) -> None:
+    """DSUF_NO_SETUP=1 leaves the machine as it is."""
+    given = place_python(tmp_path / "given", 'echo "given $*"')
+    assert finish(start(checkout, "x", DSUF_PYTHON=str(given), DSUF_NO_SETUP="1")) == (0, "given -m dsuf x\n", "")
+    assert not (checkout / ".venv").exists()

@@ -36,7 +36,7 @@ class EngramHash:
         self.multipliers = multipliers
         self.primes = primes
         flat = primes.reshape(len(primes), -1)
-        self.offsets = np.cumsum(flat, axis=1) - flat
+        self.offsets: NDArray[np.int64] = np.cumsum(flat, axis=1) - flat
         self.pad_id = int(ids[pad_token])
         self._ids = np.append(ids, self.pad_id)  # NO_TOKEN indexes the last element
 
@@ -87,8 +87,9 @@ class EngramHash:
         """
         products = history * self.multipliers[layer]  # [T, shifts]
         hashes: NDArray[np.int64] = np.bitwise_xor.accumulate(products, axis=1)[:, 1:, None]  # [T, shifts - 1, 1]
-        heads: NDArray[np.int64] = hashes % self.primes[layer]  # [T, shifts - 1, heads]
-        return heads.reshape(len(history), self.offsets.shape[1]) + self.offsets[layer]
+        rows: NDArray[np.int64] = (hashes % self.primes[layer]).reshape(len(history), self.offsets.shape[1])
+        rows += self.offsets[layer]
+        return rows
 
     def _line(
         self, ids: NDArray[np.int64], before: NDArray[np.int64] | None, alive: NDArray[np.bool_] | None

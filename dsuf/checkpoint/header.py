@@ -51,10 +51,11 @@ class Entry(msgspec.Struct, frozen=True):
 class Header(msgspec.Struct, frozen=True):
     """What a file says it holds. `data_start` is the byte where data begins; `faults` is empty for a sound file.
 
-    An entry that cannot be read stands in `faults` and not in `entries`.
+    A tensor whose entry cannot be decoded is in `broken` and not in `entries`.
     """
 
     entries: dict[str, Entry]
+    broken: frozenset[str]
     data_start: int
     faults: tuple[str, ...]
 
@@ -98,16 +99,19 @@ def parse_header(text: bytes, file_bytes: int) -> Header:
     raw_entries = _decode_names(text)
     faults: list[str] = []
     entries: dict[str, Entry] = {}
+    if (metadata := raw_entries.pop("__metadata__", None)) is not None:
+        _decode_metadata(metadata)
     for name, raw in raw_entries.items():
-        if name == "__metadata__":
-            _decode_metadata(raw)
-            continue
         try:
-            entries[name] = _checked(_decode_entry(raw))
-        except (CheckpointError, *_BAD_JSON) as error:
+            found = _decode_entry(raw)
+        except _BAD_JSON as error:
             faults.append(f"tensor {show(name)}: corrupt header: {_one_line(error)}")
+            continue
+        entries[name] = Entry(found.dtype, found.shape, *found.data_offsets)
+        faults += [f"tensor {show(name)}: {fault}" for fault in _entry_faults(entries[name])]
     data_start = 8 + len(text)
-    return Header(entries, data_start, (*faults, *_layout_faults(entries, file_bytes - data_start)))
+    faults += _layout_faults(entries, file_bytes - data_start)
+    return Header(entries, frozenset(raw_entries.keys() - entries.keys()), data_start, tuple(faults))
 
 
 def show(name: str) -> str:
@@ -126,36 +130,43 @@ def _length_fault(prefix_bytes: int, length: int, file_bytes: int) -> str:
     return f"truncated or corrupt header: {length} bytes of header announced, {file_bytes - 8} bytes follow"
 
 
-def _checked(raw: _RawEntry) -> Entry:
-    """`raw` as an `Entry`; raises `CheckpointError` where type, shape and offsets do not go together."""
-    dtype, (start, stop) = DTYPES.get(raw.dtype), raw.data_offsets
+def _entry_faults(entry: Entry) -> list[str]:
+    """Where type, shape and offsets of `entry` do not go together."""
+    dtype = DTYPES.get(entry.dtype)
     if dtype is None:
-        raise CheckpointError(f"unknown dtype {show(raw.dtype)}")
-    if len(raw.shape) > MAX_RANK or math.prod(max(1, size) for size in raw.shape) > _MAX_ELEMENTS:
-        raise CheckpointError("the shape is too large")
-    needed = math.prod(raw.shape) * dtype.itemsize
-    if stop - start != needed:
-        raise CheckpointError(f"{raw.dtype} {list(raw.shape)} takes {needed} bytes, the offsets span {stop - start}")
-    return Entry(raw.dtype, raw.shape, start, stop)
+        return [f"unknown dtype {show(entry.dtype)}"]
+    if len(entry.shape) > MAX_RANK or math.prod(max(1, size) for size in entry.shape) > _MAX_ELEMENTS:
+        return ["the shape is too large"]
+    needed, spanned = math.prod(entry.shape) * dtype.itemsize, entry.stop - entry.start
+    if spanned != needed:
+        return [f"its offsets span {spanned} bytes, {entry.dtype} {list(entry.shape)} takes {needed}"]
+    return []
 
 
 def _layout_faults(entries: dict[str, Entry], data_bytes: int) -> list[str]:
     """Overlaps and gaps between `entries`, and what differs between their end and the end of the file."""
     faults: list[str] = []
-    end, last = 0, "the header"
+    end, last = 0, ""
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
         if entry.start < end and entry.stop > entry.start:
-            faults.append(f"tensor {show(name)}: overlapping offsets: it starts {end - entry.start} bytes before "
-                          f"the end of {show(last)}")  # fmt: skip
+            faults.append(
+                f"tensor {show(name)}: overlapping offsets: shares {end - entry.start} bytes with {show(last)}"
+            )
         elif entry.start > end:
             faults.append(f"tensor {show(name)}: gap: {entry.start - end} bytes before it belong to no tensor")
         if entry.stop > end:
             end, last = entry.stop, name
-        if entry.stop > data_bytes:
-            faults.append(f"tensor {show(name)}: truncated: the file ends {entry.stop - data_bytes} bytes too early")
     if data_bytes > end:
         faults.append(f"trailing bytes: {data_bytes - end} bytes follow the last tensor")
+    elif data_bytes < end:
+        cut = [name for name, entry in entries.items() if entry.stop > data_bytes]
+        faults.append(f"truncated: {end - data_bytes} bytes are missing at the end, of tensor {_some(cut)}")
     return faults
+
+
+def _some(names: list[str]) -> str:
+    """The first of `names`, and how many more there are."""
+    return show(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _one_line(error: BaseException) -> str:

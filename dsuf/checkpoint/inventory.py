@@ -1,6 +1,6 @@
 """The tensors that a checkpoint of given sizes must hold: names, dtypes, shapes and bytes, in order of computation."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from math import prod
 from typing import Literal
 
@@ -42,7 +42,7 @@ class TensorSpec(msgspec.Struct, frozen=True, gc=False):
         """How the stored `entry` differs, in words; empty if it is right."""
         found = []
         if entry.dtype not in (self.dtype, self.also):
-            found.append(f"wrong dtype: {entry.dtype}, expected {self.dtype}")
+            found.append(f"wrong dtype: {show(entry.dtype)}, expected {self.dtype}")
         if entry.shape != self.shape:
             found.append(f"wrong shape: {list(entry.shape)}, expected {list(self.shape)}")
         return found
@@ -214,15 +214,16 @@ def tally(specs: Iterable[TensorSpec]) -> dict[tuple[Part, str], Tally]:
     return table
 
 
+def missing_tensors(config: ModelConfig, stored: Container[str]) -> Iterator[str]:
+    """Names of the expected tensors that are not in `stored`."""
+    return (spec.name for spec in expected_tensors(config) if spec.name not in stored)
+
+
 def content_faults(config: ModelConfig, stored: Mapping[str, tuple[str, Entry]]) -> Iterator[str]:
-    """One line for each difference between the expected tensors and those `stored` (by name: file and entry)."""
+    """One line for each tensor of `stored` (by name: file and entry) that is not expected, or not like that."""
     expected = {spec.name: spec for spec in expected_tensors(config)}
-    for name, spec in expected.items():
-        if name not in stored:
-            yield f"missing tensor {name}"
-            continue
-        file, entry = stored[name]
-        yield from (f"{file}: tensor {name}: {fault}" for fault in spec.faults(entry))
-    for name, (file, _) in stored.items():
-        if name not in expected:
-            yield f"{file}: tensor {show(name)}: unknown tensor, the configuration has none of this name"
+    for name, (file, entry) in stored.items():
+        if name in expected:
+            yield from (f"{file}: tensor {name}: {fault}" for fault in expected[name].faults(entry))
+        else:
+            yield f"{file}: tensor {show(name)}: unknown tensor: the configuration has none of this name"

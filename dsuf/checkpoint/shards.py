@@ -11,7 +11,7 @@ import numpy as np
 
 from dsuf.checkpoint.config import ModelConfig, load_config
 from dsuf.checkpoint.header import DTYPES, Entry, read_header, show
-from dsuf.checkpoint.inventory import content_faults
+from dsuf.checkpoint.inventory import content_faults, missing_tensors
 from dsuf.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -67,6 +67,8 @@ class Checkpoint:
         config = load_config(directory / "config.json")
         files = _map_files(directory)
         stored = {name: (file.path.name, file.entries[name]) for name, file in files.items()}
+        for name in missing_tensors(config, stored):
+            raise CheckpointError(f"{directory}: missing tensor {name}")
         for fault in content_faults(config, stored):
             raise CheckpointError(f"{directory}: {fault}")
         return cls(directory, config, files)

@@ -88,7 +88,7 @@ class Scheduler:
         return True
 
     def counters(self) -> Mapping[str, int]:
-        """Turns that wait, that the engine holds, that the step in flight carries, and that are computed but not read."""
+        """Turns that wait, that the engine holds, that its step in flight carries, and that are computed but unread."""
         writing = sum(ticket.stage == "writing" for ticket in self._tickets.values())
         running = len(self._in_flight or ())
         return {"queued": len(self._queue), "attached": len(self._held), "running": running, "writing": writing}

@@ -1,0 +1,62 @@
+"""What a sequence leaves behind, so that the next token can be computed.
+
+The *global* cache grows with the context: for each Full layer its compressed entries and index keys (890 bytes a token at
+the released sizes). The rest is a window's worth: window rows of every layer, the half-filled groups of ratio-2
+compressors, the draft head's rows, the token ids for Engram. All of it is addressed by position, hence taking tokens back
+is setting `length`.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from dsuf.checkpoint.config import ModelConfig
+from dsuf.reference.arithmetic import F32, I64, Arithmetic
+from dsuf.reference.rows import PLAIN, RowFormats, RowRing, RowStore
+
+
+class SequenceCache:
+    """The cache of one sequence; `length` positions are in it.
+
+    `decoded` is the position up to which the decoder layers have run too: during a replay prefill it stays behind
+    `length`, and `stream_tail` holds the encoder's output for the last positions until the decoder takes them up.
+    """
+
+    def __init__(self, config: ModelConfig, arithmetic: Arithmetic) -> None:
+        formats, window = RowFormats(arithmetic), config.window_size
+        self.length = 0
+        self.decoded = 0
+        self.ids: I64 = np.empty(0, np.int64)
+        self.entries = {i: RowStore(config.head_dim, formats.entry) for i in config.kv_source_layers}
+        self.index_keys = {i: RowStore(config.index_head_dim, formats.index_key) for i in config.kv_source_layers}
+        self.windows = [RowRing(config.head_dim, window, formats.window) for _ in range(config.n_layers)]
+        self.halves = {i: RowRing(2 * config.head_dim, 1, PLAIN) for i in config.kv_source_layers if config.ratio(i) == 2}
+        self.draft_windows = [RowRing(config.head_dim, window, formats.window) for _ in range(config.n_mtp_layers)]
+        self.stream_tail: tuple[F32, F32] | None = None
+        self._ratios = {i: config.ratio(i) for i in config.kv_source_layers}
+
+    def put_ids(self, start: int, ids: I64) -> None:
+        """Record the token ids of positions `start` and after; what was recorded beyond is forgotten."""
+        self.ids = np.concatenate([self.ids[:start], ids])
+
+    def truncate(self, length: int) -> None:
+        """Take back all positions from `length` on; at most `RowRing.SLACK` of them, or the windows would have gaps."""
+        self.length, self.decoded = length, min(self.decoded, length)
+        self.ids = self.ids[:length]
+
+    def global_parts(self) -> Iterable[tuple[str, bytes]]:
+        """Name and bytes of each part of the global cache, for the positions that are in it."""
+        for layer, ratio in self._ratios.items():
+            rows = self.length // ratio
+            yield f"layers.{layer}.entries", self.entries[layer].packed[:rows].tobytes()
+            yield f"layers.{layer}.index_keys", self.index_keys[layer].packed[:rows].tobytes()
+
+    def global_bytes(self) -> bytes:
+        """The global cache as one string of bytes, to compare."""
+        return b"".join(part for _, part in self.global_parts())
+
+    def held_bytes(self) -> int:
+        """Bytes that this cache has allocated for rows."""
+        stores = [*self.entries.values(), *self.index_keys.values()]
+        rings = [*self.windows, *self.halves.values(), *self.draft_windows]
+        return sum(store.packed.nbytes for store in stores) + sum(ring.packed.nbytes for ring in rings)

@@ -1,0 +1,79 @@
+"""Single-pass manifold-constrained hyper-connections (mHC): four residual streams, mixed at every site.
+
+A site (before attention, before the experts) reads 24 numbers a token off the streams: `pre` weights the collapse at the
+*next* site, `post` spreads a branch's output over the streams, `comb` mixes the streams among themselves and is made
+doubly stochastic by Sinkhorn rounds.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dsuf.checkpoint.config import ModelConfig
+from dsuf.reference.arithmetic import F32, F64, Arithmetic, matmul, sigmoid
+from dsuf.reference.norm import inverse_rms
+from dsuf.reference.weights import WeightSource
+
+
+class Mixes(NamedTuple):
+    """`pre` [rows, streams], `post` [rows, streams], `comb` [rows, from stream, to stream], float32."""
+
+    pre: F32
+    post: F32
+    comb: F32
+
+
+class HyperSite:
+    """The mixing weights of one site: `fn` [(2 + s) · s, s · dim], `base` [(2 + s) · s], `scale` [3]."""
+
+    def __init__(self, source: WeightSource, prefix: str, config: ModelConfig) -> None:
+        self.fn: F64 = source.matrix(f"{prefix}_fn")
+        self.base: F32 = source.vector(f"{prefix}_base")
+        self.scale: F32 = source.vector(f"{prefix}_scale")
+        self.config = config
+
+    def mixes(self, streams: F32) -> Mixes:
+        """The site's mixes for `streams` [rows, s, dim]; the norm is one factor a token, applied after the product."""
+        flat = streams.reshape(len(streams), -1)
+        projected = matmul(flat, self.fn) * inverse_rms(flat, self.config.norm_eps)
+        return split_mixes(projected, self.scale, self.base, self.config)
+
+
+def split_mixes(projected: F32, scale: F32, base: F32, config: ModelConfig) -> Mixes:
+    """Turn the 24 numbers a token [rows, (2 + s) · s] into pre, post and comb."""
+    s, eps = config.hc_mult, np.float32(config.hc_eps)
+    affine = projected * np.repeat(scale, (s, s, s * s)) + base
+    gates = sigmoid(affine[:, : 2 * s])
+    comb = _sinkhorn(affine[:, 2 * s :].reshape(-1, s, s), config.hc_sinkhorn_iters, eps)
+    return Mixes(gates[:, :s] + eps, gates[:, s:] * np.float32(2), comb)
+
+
+def _sinkhorn(a: F32, rounds: int, eps: np.float32) -> F32:
+    """Softmax over the last axis, then column and row divisions in turn; ends on columns. [rows, s, s]"""
+    c = np.exp(a - a.max(axis=-1, keepdims=True))
+    c /= np.add.reduce(c, axis=-1, keepdims=True)
+    c += eps
+    columns, rows = np.empty_like(c[:, :1, :]), np.empty_like(c[:, :, :1])
+    _divide_by_sum(c, 1, columns, eps)
+    for _ in range(rounds - 1):
+        _divide_by_sum(c, 2, rows, eps)
+        _divide_by_sum(c, 1, columns, eps)
+    return c
+
+
+def _divide_by_sum(c: F32, axis: int, total: F32, eps: np.float32) -> None:
+    """c /= (sum over `axis` + eps) in place; `total` is scratch, since 39 of these run for every site of every token."""
+    np.add.reduce(c, axis=axis, keepdims=True, out=total)
+    np.add(total, eps, out=total)
+    np.divide(c, total, out=c)
+
+
+def collapse(streams: F32, pre: F32, arithmetic: Arithmetic) -> F32:
+    """Σ_i pre[i] · streams[i] in float32, rounded once: [rows, dim]."""
+    return arithmetic.act(np.add.reduce(streams * pre[:, :, None], axis=1))
+
+
+def expand(branch: F32, streams: F32, mixes: Mixes, arithmetic: Arithmetic) -> F32:
+    """New streams: post[j] · branch + Σ_i comb[i, j] · streams[i] (the sum is over comb's *first* index)."""
+    mixed = np.matmul(mixes.comb.swapaxes(1, 2).astype(np.float64), streams.astype(np.float64)).astype(np.float32)
+    return arithmetic.act(mixes.post[:, :, None] * branch[:, None, :] + mixed)

@@ -1,0 +1,54 @@
+"""One backbone layer: attention and experts, each between a collapse of the streams and an expansion back."""
+
+from dsuf.checkpoint.config import ModelConfig
+from dsuf.reference.arithmetic import F32, Arithmetic
+from dsuf.reference.attention import Attention
+from dsuf.reference.batch import Batch, Observer
+from dsuf.reference.hyper import HyperSite, collapse, expand
+from dsuf.reference.moe import Moe
+from dsuf.reference.norm import rms_norm
+from dsuf.reference.rope import Rope
+from dsuf.reference.weights import WeightSource
+
+
+class Layer:
+    """The weights of layer `index`, Engram apart, and its forward pass."""
+
+    def __init__(
+        self, source: WeightSource, index: int, config: ModelConfig, arithmetic: Arithmetic, rope: Rope, *, own_keys: bool
+    ) -> None:
+        prefix = f"layers.{index}"
+        self.index, self.config, self.arithmetic = index, config, arithmetic
+        self.attn_site = HyperSite(source, f"{prefix}.hc_attn", config)
+        self.ffn_site = HyperSite(source, f"{prefix}.hc_ffn", config)
+        self.attn_norm: F32 = source.vector(f"{prefix}.attn_norm.weight")
+        self.ffn_norm: F32 = source.vector(f"{prefix}.ffn_norm.weight")
+        self.attention = Attention(source, index, config, arithmetic, rope, own_keys=own_keys)
+        experts, chosen = config.n_routed_experts, config.n_activated_experts
+        self.moe = Moe(source, f"{prefix}.ffn", config, arithmetic, experts, chosen)
+
+    def attention_input(self, streams: F32, pre: F32) -> F32:
+        """The normed collapse that attention reads [rows, dim]; `pre` comes from the site before."""
+        collapsed = collapse(streams, pre, self.arithmetic)
+        return rms_norm(collapsed, self.attn_norm, self.config.norm_eps, self.arithmetic)
+
+    def forward(
+        self, streams: F32, pre: F32, batch: Batch, observer: Observer, *, write_entries: bool = True
+    ) -> tuple[F32, F32]:
+        """Streams [rows, s, dim] and the weights [rows, s] for the collapse at the next layer's attention."""
+        name, arithmetic = f"layers.{self.index}", self.arithmetic
+        mixes = self.attn_site.mixes(streams)
+        u = self.attention_input(streams, pre)
+        branch = self.attention.forward(u, batch, observer, write_entries=write_entries)
+        observer.see(f"{name}.attn_in", u)
+        observer.see(f"{name}.attn_out", branch)
+        streams = expand(branch, streams, mixes, arithmetic)
+        attn_pre, mixes = mixes.pre, self.ffn_site.mixes(streams)
+        v = rms_norm(collapse(streams, attn_pre, arithmetic), self.ffn_norm, self.config.norm_eps, arithmetic)
+        branch = self.moe.forward(v, observer)
+        observer.see(f"{name}.ffn_in", v)
+        observer.see(f"{name}.ffn_out", branch)
+        streams = expand(branch, streams, mixes, arithmetic)
+        observer.see(f"{name}.h_out", streams)
+        observer.see(f"{name}.pre_mix_out", mixes.pre)
+        return streams, mixes.pre

@@ -1,0 +1,120 @@
+"""Connections: what aiohttp does by default is changed in three ways.
+
+- The end of the client's stream aborts the connection while a request runs, so that its handler is cancelled at once,
+  even where unsent data would keep the connection half open.
+- A request's head must arrive within a time limit.
+- What cannot be parsed as HTTP is answered in JSON, and not logged as an error of ours.
+"""
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from dsuf.api.failure import error_response, internal_error
+from dsuf.errors import InvalidRequest
+
+_IDLE_S = 3600.0  # between two requests of one connection: longer than a proxy in front is likely to wait
+
+
+class Connection(web.RequestHandler):
+    """One client connection."""
+
+    __slots__ = ("_head_deadline", "header_timeout_s")
+
+    def __init__(self, server: web.Server, *, header_timeout_s: float, **options: Any) -> None:
+        super().__init__(server, **options)
+        self.header_timeout_s = header_timeout_s
+        self._head_deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start to wait for the first request's head."""
+        super().connection_made(transport)
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Take data; in between requests it must make up a head in time."""
+        super().data_received(data)
+        if not self._awaits_head():
+            self._stop_waiting()
+        elif self._head_deadline is None:
+            self._expect_head()
+
+    def eof_received(self) -> None:
+        """The client will send no more: it has left."""
+        if self._request_in_progress and self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Drop the timer with the connection."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """The answer to what could not be parsed. `guard` leaves nothing else to be handled here."""
+        if status >= 500:
+            self.log_exception("Unhandled error", exc_info=exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("the response has begun already")
+        error = InvalidRequest("not a valid HTTP request") if status < 500 else internal_error()
+        response = error_response("chat", error, "")
+        response.force_close()
+        return response
+
+    def _awaits_head(self) -> bool:
+        """Whether no request is running or parsed. Before the first, aiohttp may not have begun to wait yet."""
+        waits = self._waiter is not None or self._request_count == 0
+        return waits and not self._messages and not self._request_in_progress
+
+    def _expect_head(self) -> None:
+        """Give the next head its time."""
+        loop = asyncio.get_running_loop()
+        self._head_deadline = loop.call_later(self.header_timeout_s, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        """A head has arrived, or none is awaited."""
+        if self._head_deadline is not None:
+            self._head_deadline.cancel()
+            self._head_deadline = None
+
+    def _give_up(self) -> None:
+        """Close a connection on which a head is overdue."""
+        self._head_deadline = None
+        if self.transport is not None and self._awaits_head():
+            self.transport.abort()
+
+
+class ApiServer(web.Server):
+    """Makes a `Connection` of each accepted socket."""
+
+    def __init__(self, handler: Any, *, header_timeout_s: float, **options: Any) -> None:
+        super().__init__(handler, handler_cancellation=True, **options)
+        self._header_timeout_s = header_timeout_s
+
+    def __call__(self) -> web.RequestHandler:
+        """A protocol for a new connection."""
+        loop = asyncio.get_running_loop()
+        return Connection(self, header_timeout_s=self._header_timeout_s, loop=loop, **self._kwargs)
+
+
+class ApiRunner(web.AppRunner):
+    """Runs an application with `Connection`s; use it like aiohttp's own: `setup`, sites, `cleanup`.
+
+    `shutdown_s` is how long `cleanup` waits for running requests.
+    """
+
+    def __init__(self, app: web.Application, *, header_timeout_s: float = 30.0, shutdown_s: float = 60.0) -> None:
+        super().__init__(app, access_log=None, keepalive_timeout=_IDLE_S, shutdown_timeout=shutdown_s)
+        self._header_timeout_s = header_timeout_s
+
+    async def _make_server(self) -> web.Server:
+        """The application's handler in a server of ours."""
+        plain = await super()._make_server()
+        return ApiServer(
+            plain.request_handler,
+            request_factory=plain.request_factory,
+            header_timeout_s=self._header_timeout_s,
+            **plain._kwargs,
+        )

@@ -1,0 +1,66 @@
+"""Around every handler: request id, key, errors in the protocol's envelope, one log line and the counts."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from dsuf.api.auth import authenticate
+from dsuf.api.dialect import Dialect
+from dsuf.api.exchange import CLIENT_LEFT, EXCHANGE, Exchange, choose_request_id
+from dsuf.api.failure import error_response, internal_error, name_http_error
+from dsuf.api.parts import Parts
+from dsuf.errors import RequestError
+from dsuf.observe.log import log_event
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def guard(
+    request: web.Request, handler: Handler, parts: Parts, *, endpoint: str, dialect: Dialect, needs_key: bool
+) -> web.StreamResponse:
+    """Run `handler` and see to it that the request ends in one response, one count and one log line.
+
+    Nothing that `handler` raises reaches aiohttp, except that the client has left.
+    """
+    exchange = Exchange(choose_request_id(request.headers.get("x-request-id")), endpoint)
+    request[EXCHANGE] = exchange
+    status = CLIENT_LEFT
+    try:
+        if needs_key:
+            exchange.tenant = authenticate(request.headers, parts.settings.keys)
+        response = await _run(request, handler, dialect)
+        status = response.status
+        return response
+    except (asyncio.CancelledError, ConnectionError):
+        parts.metrics.count_disconnect(exchange.where)
+        raise
+    except RequestError as error:
+        exchange.failure, status = type(error).__name__, error.status
+        return error_response(dialect.protocol, error, exchange.request_id)
+    finally:
+        parts.metrics.count_response(endpoint, status)
+        exchange.log(status)
+
+
+async def _run(request: web.Request, handler: Handler, dialect: Dialect) -> web.StreamResponse:
+    """`handler`'s response, or a `RequestError`, a `ConnectionError` or the cancellation."""
+    try:
+        return await handler(request)
+    except (RequestError, ConnectionError):
+        raise
+    except web.HTTPException as error:
+        raise name_http_error(error) from error
+    except Exception as error:
+        log_event("handler failed", level="error", error=error, id=request[EXCHANGE].request_id)
+        raise internal_error() from error
+
+
+def stamp(request: web.Request, response: web.StreamResponse, dialect: Dialect) -> None:
+    """Headers of every response, set before any of it is sent."""
+    exchange = request.get(EXCHANGE)
+    response.headers["Server"] = "dsuf"
+    if exchange is not None:
+        response.headers["x-request-id"] = exchange.request_id
+        if dialect.request_id_header is not None:
+            response.headers[dialect.request_id_header] = exchange.request_id

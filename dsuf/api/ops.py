@@ -1,0 +1,87 @@
+"""The routes that tell about the server: models, health, readiness, metrics, facts."""
+
+import time
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+import dsuf
+from dsuf.api.parts import Parts, Readiness
+from dsuf.errors import PathNotFound
+from dsuf.recipe.names import SERVED_NAMES
+
+_OWNER = "deepseek-ai"
+_STARTED = int(time.time())
+
+
+def reply_json(value: Any, *, status: int = 200) -> web.Response:
+    """`value` as the body of a response."""
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
+
+
+async def list_models(_request: web.Request, parts: Parts) -> web.Response:
+    """Every name that a request may carry."""
+    return reply_json({"object": "list", "data": [_describe(name, parts) for name in SERVED_NAMES]})
+
+
+async def show_model(_request: web.Request, parts: Parts, name: str) -> web.Response:
+    """One of them; raises `PathNotFound`."""
+    if name not in SERVED_NAMES:
+        raise PathNotFound(f"the model {name!r} does not exist; served: {', '.join(SERVED_NAMES)}", param="model")
+    return reply_json(_describe(name, parts))
+
+
+async def report_health(_request: web.Request, parts: Parts) -> web.Response:
+    """200 while process and engine are alive, draining or not."""
+    return _report(parts.status.liveness(), "alive")
+
+
+async def report_readiness(_request: web.Request, parts: Parts) -> web.Response:
+    """200 if turns should be sent here; else 503 and what fails."""
+    return _report(parts.status.readiness(), "ready")
+
+
+async def report_metrics(_request: web.Request, parts: Parts) -> web.Response:
+    """Prometheus' text format."""
+    return web.Response(
+        body=parts.status.metrics_text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+    )
+
+
+async def report_version(_request: web.Request, parts: Parts) -> web.Response:
+    """The server's version."""
+    return reply_json({"version": dsuf.__version__})
+
+
+async def report_facts(_request: web.Request, parts: Parts) -> web.Response:
+    """Engine and configuration, no secrets."""
+    settings = parts.settings
+    return reply_json(
+        {
+            "version": dsuf.__version__,
+            "model": SERVED_NAMES[0],
+            "engine": parts.facts,
+            "context_tokens": settings.context_tokens,
+            "clamp_max_tokens": settings.clamp_max_tokens,
+            "body_limit_bytes": settings.body_limit_bytes,
+            "keep_alive_s": settings.keep_alive_s,
+            "constrained_decoding": False,
+            "pictures": False,
+            "logprobs": False,
+            "node": dict(parts.status.facts()),
+        }
+    )
+
+
+def _describe(name: str, parts: Parts) -> dict[str, Any]:
+    """A model list entry, with the context under both names that clients look for."""
+    context = parts.settings.context_tokens
+    entry = {"id": name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
+    return entry | {"max_model_len": context, "context_window": context}
+
+
+def _report(readiness: Readiness, key: str) -> web.Response:
+    """A state as JSON under `key`, 503 if it is bad."""
+    body = {key: readiness.ready, "failing": list(readiness.failing)}
+    return reply_json(body, status=200 if readiness.ready else 503)

@@ -1,0 +1,164 @@
+"""The application: which path leads to which handler."""
+
+import re
+from collections.abc import Awaitable
+from functools import partial
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+
+from dsuf.api import ops, tokens
+from dsuf.api.chat import CHAT
+from dsuf.api.dialect import Dialect
+from dsuf.api.guard import Handler, guard, stamp
+from dsuf.api.messages import MESSAGES
+from dsuf.api.parts import Parts
+from dsuf.api.turn import answer
+from dsuf.errors import MethodNotAllowed, PathNotFound, UnsupportedFeature
+
+
+class Endpoint(Protocol):
+    """A handler that is given the server's parts."""
+
+    def __call__(self, request: web.Request, /, parts: Parts) -> Awaitable[web.StreamResponse]:
+        """The response to `request`."""
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """An endpoint under its canonical path. `needs_key` is off only for what probes and scrapers ask."""
+
+    path: str
+    method: str
+    endpoint: Endpoint
+    aliases: tuple[str, ...] = ()
+    dialect: Dialect = CHAT
+    needs_key: bool = True
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """What `Allow` lists."""
+        return ("GET", "HEAD") if self.method == "GET" else (self.method,)
+
+
+def _not_yet(feature: str) -> Endpoint:
+    """An endpoint that clients know and that is not served."""
+
+    async def refuse(_request: web.Request, /, parts: Parts) -> web.StreamResponse:
+        raise UnsupportedFeature(f"{feature} is not served yet")
+
+    return refuse
+
+
+ROUTES = (
+    Route(
+        path="/v1/chat/completions",
+        method="POST",
+        endpoint=partial(answer, dialect=CHAT),
+        aliases=("/chat/completions", "/beta/chat/completions", "/beta/v1/chat/completions"),
+    ),
+    Route(
+        path="/v1/messages",
+        method="POST",
+        endpoint=partial(answer, dialect=MESSAGES),
+        aliases=("/messages", "/anthropic/v1/messages", "/anthropic/messages"),
+        dialect=MESSAGES,
+    ),
+    Route(
+        path="/v1/messages/count_tokens",
+        method="POST",
+        endpoint=tokens.count_tokens,
+        aliases=("/messages/count_tokens", "/anthropic/v1/messages/count_tokens", "/anthropic/messages/count_tokens"),
+        dialect=MESSAGES,
+    ),
+    Route(path="/v1/responses", method="POST", endpoint=_not_yet("the Responses API"), aliases=("/responses",)),
+    Route(
+        path="/v1/completions",
+        method="POST",
+        endpoint=_not_yet("raw text completion"),
+        aliases=("/completions", "/beta/completions", "/beta/v1/completions"),
+    ),
+    Route(path="/v1/models", method="GET", endpoint=ops.list_models, aliases=("/models", "/anthropic/v1/models")),
+    Route(path="/tokenize", method="POST", endpoint=tokens.tokenize, aliases=("/v1/tokenize",)),
+    Route(path="/detokenize", method="POST", endpoint=tokens.detokenize, aliases=("/v1/detokenize",)),
+    Route(path="/health", method="GET", endpoint=ops.report_health, aliases=("/healthz", "/livez"), needs_key=False),
+    Route(path="/readyz", method="GET", endpoint=ops.report_readiness, aliases=("/ready",), needs_key=False),
+    Route(path="/metrics", method="GET", endpoint=ops.report_metrics, needs_key=False),
+    Route(path="/version", method="GET", endpoint=ops.report_version),
+    Route(path="/server_info", method="GET", endpoint=ops.report_facts),
+    Route(
+        path="/flush_cache",
+        method="POST",
+        endpoint=_not_yet("dropping the prefix cache"),
+        aliases=("/reset_prefix_cache",),
+    ),
+)
+_BY_PATH = {path: route for route in ROUTES for path in (route.path, *route.aliases)}
+_MODEL_PREFIXES = ("/v1/models/", "/models/", "/anthropic/v1/models/")
+_SLASHES = re.compile("/{2,}")
+
+
+def build_app(parts: Parts) -> web.Application:
+    """The application that serves `parts`. Run it with `connection.ApiRunner`, which tells handlers of lost clients."""
+    app = web.Application(client_max_size=parts.settings.body_limit_bytes)
+    app.router.add_route("*", "/{path:.*}", partial(_dispatch, parts=parts))
+
+    @web.middleware
+    async def catch_unrouted(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Requests whose target is no path at all (`OPTIONS *`, a proxy's `CONNECT`) do not reach `_dispatch`."""
+        if request.match_info.http_exception is None:
+            return await handler(request)
+        return await guard(request, _refuse_path, parts, endpoint="other", dialect=CHAT, needs_key=True)
+
+    app.middlewares.append(catch_unrouted)
+    app.on_response_prepare.append(_stamp)
+    return app
+
+
+def find_route(path: str) -> Route | None:
+    """The route that `path` leads to; repeated and trailing slashes do not count."""
+    path = _SLASHES.sub("/", path)
+    for prefix in _MODEL_PREFIXES:
+        if path.startswith(prefix) and path != prefix:
+            show = partial(_show_model, name=path.removeprefix(prefix))
+            return Route(path="/v1/models/{id}", method="GET", endpoint=show)
+    return _BY_PATH.get(path.rstrip("/") if path != "/" else path)
+
+
+async def _dispatch(request: web.Request, parts: Parts) -> web.StreamResponse:
+    """Run the route's endpoint under `guard`."""
+    route = find_route(request.path)
+    if route is None:
+        return await guard(
+            request, _refuse_path, parts, endpoint="other", dialect=_guess_dialect(request), needs_key=True
+        )
+    handler: Handler = partial(route.endpoint, parts=parts)
+    if request.method not in route.methods:
+        handler = partial(_refuse_method, route=route)
+    return await guard(request, handler, parts, endpoint=route.path, dialect=route.dialect, needs_key=route.needs_key)
+
+
+async def _show_model(request: web.Request, parts: Parts, name: str) -> web.StreamResponse:
+    """One model, by the name in the path."""
+    return await ops.show_model(request, parts, name)
+
+
+async def _refuse_path(request: web.Request) -> web.StreamResponse:
+    """404 for what is not there."""
+    raise PathNotFound(f"no such path: {request.method} {request.path}")
+
+
+async def _refuse_method(request: web.Request, route: Route) -> web.StreamResponse:
+    """405 for a known path."""
+    raise MethodNotAllowed(f"{request.method} is not allowed on {request.path}", allowed=route.methods)
+
+
+def _guess_dialect(request: web.Request) -> Dialect:
+    """Whose envelope an unknown path gets."""
+    return MESSAGES if "anthropic-version" in request.headers or request.path.startswith("/anthropic/") else CHAT
+
+
+async def _stamp(request: web.Request, response: web.StreamResponse) -> None:
+    """Headers of every response."""
+    route = find_route(request.path)
+    stamp(request, response, route.dialect if route is not None else _guess_dialect(request))

@@ -1,0 +1,90 @@
+"""Routes that count, make and read tokens without generating any."""
+
+import asyncio
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from dsuf.api.body import read_body
+from dsuf.api.ops import reply_json
+from dsuf.api.parts import Parts
+from dsuf.api.wire import read_chat
+from dsuf.errors import InvalidRequest
+from dsuf.recipe.names import SERVED_NAMES
+from dsuf.recipe.render import count_prompt
+from dsuf.recipe.vocabulary import Vocabulary
+
+_Fields = TypeVar("_Fields", bound=msgspec.Struct)
+
+
+class TokenizeFields(msgspec.Struct):
+    """A body of `/tokenize`: a raw `prompt`, or else what Chat Completions takes."""
+
+    prompt: str | None = None
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class DetokenizeFields(msgspec.Struct):
+    """A body of `/detokenize`."""
+
+    tokens: list[int]
+
+
+async def count_tokens(request: web.Request, parts: Parts) -> web.Response:
+    """The size of a Messages prompt, in that protocol's form."""
+    body = await _read(request, parts)
+    ids = await asyncio.to_thread(count_prompt, "messages", body, parts.vocabulary)
+    return reply_json({"input_tokens": len(ids)})
+
+
+async def tokenize(request: web.Request, parts: Parts) -> web.Response:
+    """Ids of a raw prompt, in which special tokens are recognised, or of a rendered conversation."""
+    body = await _read(request, parts)
+    ids = await asyncio.to_thread(_tokenize, body, parts.vocabulary)
+    return reply_json({"count": len(ids), "max_model_len": parts.settings.context_tokens, "tokens": ids})
+
+
+async def detokenize(request: web.Request, parts: Parts) -> web.Response:
+    """The text of ids, special tokens included."""
+    body = await _read(request, parts)
+    return reply_json({"prompt": await asyncio.to_thread(_detokenize, body, parts.vocabulary)})
+
+
+async def _read(request: web.Request, parts: Parts) -> bytes:
+    """The body, under the server's limits."""
+    settings = parts.settings
+    return await read_body(request, limit_bytes=settings.body_limit_bytes, timeout_s=settings.body_timeout_s)
+
+
+def _tokenize(body: bytes, vocabulary: Vocabulary) -> list[int]:
+    """Ids of what `body` holds; raises `InvalidRequest`."""
+    fields = _decode(body, TokenizeFields)
+    if fields.prompt is not None:
+        return vocabulary.encode(fields.prompt)
+    if fields.messages is msgspec.UNSET:
+        raise InvalidRequest("`prompt` or `messages` is required")
+    return count_prompt("chat", read_chat(_name_model(body)).body, vocabulary)
+
+
+def _detokenize(body: bytes, vocabulary: Vocabulary) -> str:
+    """The text of the ids in `body`; raises `InvalidRequest`."""
+    tokens = _decode(body, DetokenizeFields).tokens
+    strangers = [token for token in tokens if not 0 <= token < vocabulary.size]
+    if strangers:
+        raise InvalidRequest(f"token {strangers[0]} is not in the vocabulary of {vocabulary.size}", param="tokens")
+    return vocabulary.decode(tokens)
+
+
+def _name_model(body: bytes) -> bytes:
+    """`body` with a model name if it has none: there is only one tokenizer."""
+    fields: dict[str, Any] = msgspec.json.decode(body)
+    return body if "model" in fields else msgspec.json.encode({"model": SERVED_NAMES[0], **fields})
+
+
+def _decode(body: bytes, kind: type[_Fields]) -> _Fields:
+    """`body` as a `kind`; raises `InvalidRequest`."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"invalid request body: {error}") from error

@@ -1,0 +1,162 @@
+"""One request for generation, from its body to the last byte of its reply."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from aiohttp import web
+
+from dsuf.api.auth import make_salt
+from dsuf.api.body import read_body
+from dsuf.api.dialect import Dialect
+from dsuf.api.exchange import EXCHANGE, Exchange
+from dsuf.api.failure import internal_error
+from dsuf.api.parts import Parts
+from dsuf.api.sse import EventStream, frame, frame_data
+from dsuf.errors import InvalidRequest, RequestError, Unavailable
+from dsuf.observe.log import log_event
+from dsuf.recipe.reader import Reader
+from dsuf.recipe.render import Limits, Rendered, render
+from dsuf.types import Event, StepResult, Ticket, Turn, Usage
+
+_SESSION_HEADER = "x-deepseek-harness-session-id"
+_SESSION_LIMIT = 200
+
+
+async def answer(request: web.Request, parts: Parts, dialect: Dialect) -> web.StreamResponse:
+    """Generate the reply to `request`, whole or as a stream.
+
+    Raises a `RequestError` before anything was sent; a failure after that is told within the stream. However it ends,
+    the turn is cancelled, which does nothing to a finished one.
+    """
+    exchange = request[EXCHANGE]
+    refuse_while_draining(parts)
+    rendered = await _render(request, parts, dialect)
+    exchange.model = rendered.model
+    turn = _make_turn(request, rendered)
+    reader = rendered.open_reader(dialect.reply_prefix + exchange.request_id, parts.vocabulary)
+    ticket = parts.submit.submit(turn)
+    exchange.stage, exchange.turn = "queued", turn.id
+    try:
+        async with contextlib.aclosing(_relay(ticket, reader, exchange)) as steps:
+            if rendered.stream:
+                return await _reply_in_stream(request, parts, dialect, reader, steps)
+            return await _reply_whole(reader, steps)
+    finally:
+        ticket.cancel()
+        _settle(exchange, reader, parts)
+
+
+def refuse_while_draining(parts: Parts) -> None:
+    """Raise `Unavailable` if no new turn is taken."""
+    if parts.status.draining:
+        raise Unavailable("the server is shutting down; please retry", retry_after_s=parts.settings.drain_retry_s)
+
+
+async def _render(request: web.Request, parts: Parts, dialect: Dialect) -> Rendered:
+    """Read and convert the body off the loop. What the library refuses comes first, then what we do not serve."""
+    settings, exchange = parts.settings, request[EXCHANGE]
+    body = await read_body(request, limit_bytes=settings.body_limit_bytes, timeout_s=settings.body_timeout_s)
+    exchange.stage = "rendering"
+    limits = Limits(context_tokens=settings.context_tokens, clamp_max_tokens=settings.clamp_max_tokens)
+
+    def convert() -> Rendered:
+        reading = dialect.read(body)
+        salt = make_salt(exchange.tenant, reading.user)
+        rendered = render(dialect.protocol, reading.body, parts.vocabulary, limits, salt=salt)
+        if reading.refusal is not None:
+            raise reading.refusal
+        return rendered
+
+    try:
+        return await asyncio.to_thread(convert)
+    except InvalidRequest:
+        parts.metrics.count_conversion_error(exchange.endpoint)
+        raise
+
+
+def _make_turn(request: web.Request, rendered: Rendered) -> Turn:
+    """The turn for the scheduler. Its id is ours: clients may repeat a request id while the first is still running."""
+    return Turn(
+        id=uuid.uuid4().hex,
+        prompt=rendered.prompt,
+        sampling=rendered.sampling,
+        session=request.headers.get(_SESSION_HEADER, "")[:_SESSION_LIMIT],
+        tenant=request[EXCHANGE].tenant,
+    )
+
+
+async def _relay(ticket: Ticket, reader: Reader, exchange: Exchange) -> AsyncGenerator[list[Event]]:
+    """The events of each step, to the last; raises a `RequestError` where generation fails."""
+    try:
+        opened = False
+        async for result in ticket:
+            events = [] if opened else reader.open(_prompt_usage(ticket.turn, result))
+            opened = True
+            _note(exchange, result)
+            events += reader.feed(result.ids)
+            if reader.finished:
+                ticket.cancel()  # a stop string: what else the engine makes is not wanted
+            if reader.finished or result.finish is not None:
+                yield events + reader.finish(result.finish or "stop")
+                return
+            if events:
+                yield events
+        raise internal_error()  # a ticket that ends without saying why
+    except RequestError:
+        raise
+    except Exception as error:
+        log_event("turn failed", level="error", error=error, id=exchange.request_id, turn=ticket.turn.id)
+        raise internal_error() from error
+
+
+def _prompt_usage(turn: Turn, first: StepResult) -> Usage:
+    """What the prompt cost, as its first result says."""
+    return first.usage or Usage(computed_tokens=len(turn.prompt.ids))
+
+
+def _note(exchange: Exchange, result: StepResult) -> None:
+    """Stage and times, as `result` changes them."""
+    if exchange.queue_s is None:
+        exchange.queue_s = exchange.elapsed_s()
+    if result.ids and exchange.first_token_s is None:
+        exchange.first_token_s = exchange.elapsed_s()
+    exchange.stage = "decoding" if result.ids or exchange.stage == "decoding" else "prefilling"
+
+
+async def _reply_whole(reader: Reader, steps: AsyncIterator[list[Event]]) -> web.Response:
+    """The fold of all events."""
+    async for _ in steps:
+        pass
+    return web.Response(body=reader.fold().encode(), content_type="application/json")
+
+
+async def _reply_in_stream(
+    request: web.Request, parts: Parts, dialect: Dialect, reader: Reader, steps: AsyncIterator[list[Event]]
+) -> web.StreamResponse:
+    """The events as they come; a failure becomes the last of them."""
+    settings, exchange = parts.settings, request[EXCHANGE]
+    stream = EventStream(request, exchange, write_timeout_s=settings.write_timeout_s)
+    await stream.open()
+    try:
+        async with stream.keep_alive(settings.keep_alive_s):
+            async for events in steps:
+                await stream.send(frame(events))
+            if reader.done_data is not None:
+                await stream.send(frame_data(reader.done_data))
+    except RequestError as error:
+        exchange.failure = type(error).__name__
+        last = dialect.frame_failure(error, exchange.request_id)
+        await (stream.break_off(last) if dialect.breaks_off else stream.send(last))
+    if not (exchange.failure and dialect.breaks_off):
+        await stream.close()
+    return stream.response
+
+
+def _settle(exchange: Exchange, reader: Reader, parts: Parts) -> None:
+    """Record what became of the reply."""
+    exchange.usage, exchange.finish = reader.usage, reader.finish_reason
+    if reader.dropped_call:
+        parts.metrics.count_malformed_call()
+    reader.close()

@@ -1,0 +1,95 @@
+"""Settings: what wins, what is refused and in which words, and that flags, file and help come from one list."""
+
+import argparse
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dsuf.config import REDACTED, Settings, add_flags, describe, list_settings, load_settings
+from dsuf.errors import CommandError
+
+
+def write(folder: Path, text: str) -> Path:
+    """A settings file."""
+    path = folder / "dsuf.toml"
+    path.write_text(text)
+    return path
+
+
+def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = write(tmp_path, 'port = 1\nmax_turns = 2\nhost = "::1"\nclamp_max_tokens = false\n')
+    loaded = load_settings({"port": "3", "config": "ignored"}, {"DSUF_PORT": "4", "DSUF_MAX_TURNS": "5"}, file)
+    assert (loaded.port, loaded.max_turns, loaded.host, loaded.clamp_max_tokens) == (3, 5, "::1", False)
+    assert loaded.queue_limit == Settings().queue_limit
+    assert load_settings() == Settings()
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"DSUF_PORT": "70000"}, ["port", "'70000'", "environment", "65535"]),
+        ({"DSUF_PORT": "http"}, ["port", "'http'", "int"]),
+        ({"DSUF_ENGINE": "gpu"}, ["engine", "'gpu'", "auto, reference, scripted, cuda"]),
+        ({"DSUF_ENGINE": "cuda"}, ["engine", "cuda", "not built yet"]),
+        ({"DSUF_ROLE": "decode"}, ["role", "decode", "not built yet"]),
+        ({"DSUF_ENGINE": "scripted"}, ["script"]),
+        ({"DSUF_SCRIPT": "/nowhere.json"}, ["script", "nowhere", "scripted"]),
+        ({"DSUF_ENGINE": "scripted", "DSUF_SCRIPT": "/nowhere.json"}, ["script", "no such file"]),
+        ({"DSUF_MODEL": "/nowhere"}, ["model", "/nowhere", "no such directory"]),
+        ({"DSUF_CLAMP_MAX_TOKENS": "maybe"}, ["clamp_max_tokens", "'maybe'"]),
+        ({"DSUF_DRAIN_S": "inf"}, ["drain_s", "finite"]),
+        ({"DSUF_STEP_DEADLINE_S": "0"}, ["step_deadline_s", "> 0"]),
+        ({"DSUF_API_KEY_FILE": "/nowhere"}, ["api_key_file", "/nowhere"]),
+    ],
+)
+def test_a_wrong_value_is_named(environ: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(CommandError) as refused:
+        load_settings({}, environ)
+    assert "\n" not in str(refused.value)
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_a_wrong_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="unknown setting 'max_turn'; did you mean 'max_turns'"):
+        load_settings(toml_path=write(tmp_path, "max_turn = 3"))
+    with pytest.raises(CommandError, match="not valid TOML"):
+        load_settings(toml_path=write(tmp_path, "max_turns ="))
+    with pytest.raises(CommandError, match="cannot be read"):
+        load_settings(toml_path=tmp_path / "missing.toml")
+
+
+def test_keys_come_from_list_and_file_and_are_never_shown(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-three\n\n sk-two \n")
+    loaded = load_settings({"api_keys": "sk-one, sk-two"}, {"DSUF_API_KEY_FILE": str(keys)})
+    assert loaded.api_keys == ("sk-one", "sk-two", "sk-three")
+    assert "sk-" not in describe(loaded) and describe(loaded).count(REDACTED) == 3
+    with pytest.raises(CommandError) as refused:
+        load_settings(toml_path=write(tmp_path, "api_keys = [17, 'sk-secret']"))
+    assert "sk-secret" not in str(refused.value)
+    keys.write_text("\n")
+    with pytest.raises(CommandError, match="holds no key"):
+        load_settings({"api_key_file": str(keys)})
+
+
+def test_the_printed_configuration_can_be_read_again(tmp_path: Path) -> None:
+    (tmp_path / 'od"d ☃').mkdir()
+    loaded = load_settings({"model": str(tmp_path / 'od"d ☃'), "drain_s": "2.5", "clamp_max_tokens": "false"})
+    text = describe(loaded)
+    assert load_settings(toml_path=write(tmp_path, text)) == loaded
+    assert set(tomllib.loads(text)) <= {setting.name for setting in list_settings()}
+
+
+def test_every_setting_has_a_flag_with_its_help() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    shown = " ".join(parser.format_help().split())
+    for setting in list_settings():
+        assert setting.flag in shown and setting.help.split()[0] in shown
+        assert setting.help and not setting.help.endswith(".")
+    assert vars(parser.parse_args([])) == {}
+    given = vars(parser.parse_args(["--queue-limit", "7", "--no-clamp-max-tokens"]))
+    loaded = load_settings(given)
+    assert (loaded.queue_limit, loaded.clamp_max_tokens) == (7, False)

@@ -1,8 +1,9 @@
 """Plan, verify or fetch a released checkpoint.
 
-plan says what a configuration asks for, without any weights. verify checks the names, dtypes, shapes, offsets and lengths
-of a directory (it reads headers only), and SHA-256 digests of its files where they are given. fetch downloads a release,
-goes on where an interrupted download stopped, and refuses a file whose digest is not the one that the hub states.
+plan says what a configuration asks for, without any weights. verify checks the names, dtypes, shapes, offsets and
+lengths of a directory (it reads headers only), and SHA-256 digests of its files where they are given. fetch downloads a
+release, goes on where an interrupted download stopped, and refuses a file whose digest is not the one that the hub
+states.
 """
 
 import argparse

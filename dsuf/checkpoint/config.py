@@ -156,7 +156,8 @@ def _schedule_problems(c: ModelConfig) -> list[str]:
     return [f"layer {orphans[0]} has compression but no source layer of its ratio"] if orphans else []
 
 
-_NESTED_NAMES = {
+# Names in the nested form where they are not those of the flat one, and where in it the others are.
+NESTED_NAMES = {
     "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
     "rope_head_dim": "qk_rope_head_dim", "norm_eps": "rms_norm_eps", "window_size": "sliding_window",
     "kv_source_layers": "kv_source_layer_ids", "index_source_layers": "index_source_layer_ids",
@@ -165,17 +166,17 @@ _NESTED_NAMES = {
     "engram_pad_id": "engram_pad_token_id", "n_mtp_layers": "num_nextn_predict_layers",
     "dspark_n_activated_experts": "dspark_num_experts_per_tok", "max_seq_len": "max_position_embeddings",
 }  # fmt: skip
-_ROPE_NAMES = {
+ROPE_NAMES = {
     "rope_factor": "factor",
     "beta_fast": "beta_fast",
     "beta_slow": "beta_slow",
     "original_seq_len": "original_max_position_embeddings",
 }
-_VISION_NAMES = {
+VISION_NAMES = {
     "n_layers": "num_hidden_layers", "dim": "hidden_size", "n_heads": "num_attention_heads",
     "inter_dim": "intermediate_size", "max_n_token": "max_image_tokens",
 }  # fmt: skip
-_ROOT_NAMES = ("image_token_id", "bos_token_id", "eos_token_id")
+ROOT_NAMES = ("image_token_id", "bos_token_id", "eos_token_id")
 
 
 def parse_config(data: Mapping[str, Any]) -> ModelConfig:
@@ -205,12 +206,12 @@ def load_config(path: Path) -> ModelConfig:
 def _from_nested(data: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `ModelConfig` under their own names, out of the nested form."""
     text, rope, vision = data["text_config"], data["text_config"].get("rope_scaling", {}), data.get("vision_config", {})
-    fields = {name: text[_NESTED_NAMES.get(name, name)] for name in ModelConfig.__struct_fields__
-              if _NESTED_NAMES.get(name, name) in text}  # fmt: skip
-    fields |= {name: rope[theirs] for name, theirs in _ROPE_NAMES.items() if theirs in rope}
-    fields |= {name: data[name] for name in _ROOT_NAMES if name in data}
-    fields["vision"] = {name: vision[_VISION_NAMES.get(name, name)] for name in VisionConfig.__struct_fields__
-                        if _VISION_NAMES.get(name, name) in vision}  # fmt: skip
+    fields = {name: text[NESTED_NAMES.get(name, name)] for name in ModelConfig.__struct_fields__
+              if NESTED_NAMES.get(name, name) in text}  # fmt: skip
+    fields |= {name: rope[theirs] for name, theirs in ROPE_NAMES.items() if theirs in rope}
+    fields |= {name: data[name] for name in ROOT_NAMES if name in data}
+    fields["vision"] = {name: vision[VISION_NAMES.get(name, name)] for name in VisionConfig.__struct_fields__
+                        if VISION_NAMES.get(name, name) in vision}  # fmt: skip
     return fields
 
 

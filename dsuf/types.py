@@ -180,8 +180,11 @@ class Ticket(Protocol):
     def __aiter__(self) -> AsyncIterator[StepResult]:
         """Results in order. Results with no ids report prefill progress."""
 
-    def cancel(self) -> None:
-        """Leave, at any stage; idempotent. All that the turn holds is freed before the next step but one."""
+    def cancel(self, reason: Literal["abort", "stop"] = "abort") -> None:
+        """Leave, at any stage; idempotent. All that the turn holds is freed before the next step but one.
+
+        `reason` is for the record: the client left, or the reply is complete (a stop string).
+        """
 
 
 class Submit(Protocol):

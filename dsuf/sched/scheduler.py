@@ -139,12 +139,12 @@ class Scheduler:
             wait_s = retry_after_s(len(self._queue), max_turns=facts.max_turns, turn_s=self._turn_s)
             raise QueueFull(f"{len(self._queue)} requests are waiting already", retry_after_s=wait_s)
 
-    def _on_leave(self, ticket: TurnTicket) -> None:
+    def _on_leave(self, ticket: TurnTicket, reason: str) -> None:
         """The reader left or came to the end. What the engine holds for it goes with the next release."""
         if ticket.stage == "queued":
             self._queue.remove(ticket.turn)
         if not ticket.ended:
-            self._record_end(ticket, "abort")
+            self._record_end(ticket, reason)
         del self._tickets[ticket.turn.id]
         if not self._tickets:
             self._idle.set()

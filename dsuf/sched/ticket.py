@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
+import msgspec
+
 from dsuf.errors import RequestError
 from dsuf.types import StepResult, Turn, Usage
 
@@ -18,7 +20,7 @@ class TurnTicket:
     What is fed and not yet read is bounded by the turn itself: at most a result a token and a chunk. It has one reader.
     """
 
-    def __init__(self, turn: Turn, now_s: float, on_leave: Callable[["TurnTicket"], None]) -> None:
+    def __init__(self, turn: Turn, now_s: float, on_leave: Callable[["TurnTicket", str], None]) -> None:
         self.turn = turn
         self.stage: Stage = "queued"
         self.prefilled_tokens = 0
@@ -26,6 +28,7 @@ class TurnTicket:
         self.submitted_s = now_s
         self.attached_s = now_s
         self.latest_s = now_s
+        self._prompt_usage: Usage | None = None
         self._results: deque[StepResult] = deque()
         self._error: RequestError | None = None
         self._news = asyncio.Event()
@@ -38,13 +41,15 @@ class TurnTicket:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far, all of them computed here."""
-        return Usage(computed_tokens=self.prefilled_tokens, completion_tokens=self.generated_tokens)
+        """Tokens so far; the prompt's are as the first result said, or else were all computed."""
+        prompt = self._prompt_usage or Usage(computed_tokens=self.prefilled_tokens)
+        return msgspec.structs.replace(prompt, completion_tokens=self.generated_tokens)
 
     def feed(self, result: StepResult) -> None:
         """Add a result; one with `finish` is the last."""
         self.prefilled_tokens = max(self.prefilled_tokens, result.prefilled)
         self.generated_tokens += len(result.ids)
+        self._prompt_usage = self._prompt_usage or result.usage
         if self.prefilled_tokens >= len(self.turn.prompt.ids):
             self.stage = "decoding"
         if result.finish is not None:
@@ -58,11 +63,11 @@ class TurnTicket:
         self._error = error
         self._news.set()
 
-    def cancel(self) -> None:
+    def cancel(self, reason: Literal["abort", "stop"] = "abort") -> None:
         """Leave, at any stage; a reader that waits sees the end. Idempotent."""
         if self.stage == "gone":
             return
-        self._on_leave(self)
+        self._on_leave(self, reason)
         self.stage = "gone"
         self._results.clear()
         self._news.set()

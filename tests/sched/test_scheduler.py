@@ -273,3 +273,15 @@ async def test_gauges_show_what_is_held() -> None:
         assert 5 / 4096 <= load.cache_usage <= 20 / 4096
         for ticket in tickets:
             ticket.cancel()
+
+
+async def test_a_reply_that_was_complete_early_is_not_counted_as_left() -> None:
+    engine = make_engine(Rule(reply="x" * 50))
+    async with serving(engine) as scheduler:
+        for name, reason in (("a", "stop"), ("b", "abort")):
+            ticket = scheduler.submit(make_turn(name))
+            await anext(aiter(ticket))
+            ticket.cancel(reason)  # type: ignore[arg-type]
+        text = scheduler._metrics.render().decode()
+    assert 'dsuf_requests_finished_total{finished_reason="stop"} 1.0' in text
+    assert 'dsuf_requests_finished_total{finished_reason="abort"} 1.0' in text

@@ -1,6 +1,7 @@
 """A short name for the weights in a directory, so that a cache made with others is never taken for their own."""
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from dsuf.errors import CheckpointError
@@ -12,8 +13,8 @@ SAMPLES = 16
 def fingerprint(directory: Path) -> str:
     """Hexadecimal digits that change with the configuration, the tokenizer, and any shard's size, header or content.
 
-    Shards are sampled (their ends and evenly between), since half a terabyte cannot be read at every start; checking every
-    byte is what digests are for. Raises `CheckpointError` if nothing is there to read.
+    Shards are sampled (their ends and evenly between), since half a terabyte cannot be read at every start; checking
+    every byte is what digests are for. Raises `CheckpointError` if nothing is there to read.
     """
     digest = hashlib.blake2b(digest_size=16)
     shards = sorted(directory.glob("*.safetensors"))
@@ -23,16 +24,17 @@ def fingerprint(directory: Path) -> str:
         digest.update((directory / name).read_bytes())
     for shard in shards:
         digest.update(shard.name.encode())
-        _sample(shard, digest)
+        for piece in _samples(shard):
+            digest.update(piece)
     return digest.hexdigest()
 
 
-def _sample(path: Path, digest: "hashlib._Hash") -> None:
-    """Feed the size of `path` and pieces of it to `digest`; small files are read whole."""
+def _samples(path: Path) -> Iterator[bytes]:
+    """The size of `path` and pieces of it; small files are read whole."""
     size = path.stat().st_size
-    digest.update(size.to_bytes(8, "little"))
+    yield size.to_bytes(8, "little")
     step = max(SAMPLE_BYTES, (size - SAMPLE_BYTES) // (SAMPLES - 1) if size > SAMPLE_BYTES else SAMPLE_BYTES)
     with path.open("rb") as file:
         for start in range(0, size, step):
             file.seek(start)
-            digest.update(file.read(SAMPLE_BYTES))
+            yield file.read(SAMPLE_BYTES)

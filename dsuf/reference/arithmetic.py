@@ -1,8 +1,8 @@
 """The three arithmetics in which the model can be computed, and the array types that carry it.
 
-Activations are float32 arrays in every mode; in `official` each value that the released code keeps in BF16 is rounded to
-BF16 at the same point, so that float32 merely carries it. Products of matrices and means are accumulated in float64 and
-rounded once: BF16 and FP8 products are exact there, so a row's result does not depend on the other rows of its batch.
+Activations are float32 arrays in every mode; in `official` each value that the released code keeps in BF16 is rounded
+to BF16 at the same point, so that float32 merely carries it. Products of matrices and means are accumulated in float64
+and rounded once: BF16 and FP8 products are exact there, so a row's result does not depend on the other rows.
 """
 
 from typing import Literal
@@ -57,12 +57,14 @@ def by_name(name: ArithmeticName) -> Arithmetic:
 
 def matmul(x: F32, weight: F64) -> F32:
     """`x` [rows, k] times the transpose of `weight` [n, k], accumulated in float64, as float32 [rows, n]."""
-    return np.matmul(x.astype(np.float64), weight.T).astype(np.float32)
+    product: F64 = np.matmul(x.astype(np.float64), weight.T)
+    return product.astype(np.float32)
 
 
 def sigmoid(x: F32) -> F32:
     """1 / (1 + e^-x) in float32; below -88, where e^-x leaves float32, the value at -88."""
-    return np.float32(1) / (np.float32(1) + np.exp(-np.maximum(x, np.float32(-88))))
+    gate: F32 = np.float32(1) / (np.float32(1) + np.exp(-np.maximum(x, np.float32(-88))))
+    return gate
 
 
 def silu(x: F32) -> F32:

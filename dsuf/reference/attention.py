@@ -60,7 +60,14 @@ class Attention:
     """The attention of one backbone layer."""
 
     def __init__(
-        self, source: WeightSource, layer: int, config: ModelConfig, arithmetic: Arithmetic, rope: Rope, *, own_keys: bool
+        self,
+        source: WeightSource,
+        layer: int,
+        config: ModelConfig,
+        arithmetic: Arithmetic,
+        rope: Rope,
+        *,
+        own_keys: bool,
     ) -> None:
         self.layer, self.config, self.arithmetic, self.own_keys = layer, config, arithmetic, own_keys
         self.mode, self.ratio = config.mode(layer), config.ratio(layer)
@@ -71,7 +78,7 @@ class Attention:
         self.compressor = Compressor(source, layer, config, arithmetic, rope) if self.mode == "full" else None
 
     def forward(self, u: F32, batch: Batch, observer: Observer, *, write_entries: bool = True) -> F32:
-        """The branch [rows, dim] for normed input `u` [rows, dim]; writes the rows' window (and entries) to the caches."""
+        """The branch [rows, dim] for normed input `u` [rows, dim]; fills the caches of its sequences."""
         rotation = batch.rotation(compressed=self.compressed)
         u_quantised = self.arithmetic.q8(u)
         latent = self.projections.query_latent(u_quantised)
@@ -84,8 +91,7 @@ class Attention:
         values, slots = self._gather(batch, windows)
         q = self.projections.queries(latent, rotation)
         attended = attend(q, values, slots, self.projections.sink, self.arithmetic)
-        observer.see(f"layers.{self.layer}.window_kv", np.concatenate([w[-(s.stop - s.start) :] for w, s in
-                                                                       zip(windows, batch.segments, strict=True)]))  # fmt: skip
+        observer.see(f"layers.{self.layer}.window_kv", windows[-1][-len(batch.segments[-1].positions) :])
         return self.projections.output(attended, rotation)
 
     def write_window(self, u: F32, segment: Segment) -> None:
@@ -157,8 +163,8 @@ class Attention:
     def _select(self, indexer: Indexer, queries: F32, weights: F32, segment: Segment, observer: Observer) -> I64:
         """The selection [rows, k] of `segment`; the candidate source leaves its candidates there too."""
         c, entries = self.config, segment.stop // self.ratio
-        reachable = (segment.positions + 1) // self.ratio
-        filters = self.layer == c.candidate_source_layer and -(-entries // c.candidate_block_size) > c.candidate_topk_blocks
+        reachable, blocks = (segment.positions + 1) // self.ratio, -(-entries // c.candidate_block_size)
+        filters = self.layer == c.candidate_source_layer and blocks > c.candidate_topk_blocks
         if filters:
             segment.candidates = np.zeros((len(queries), entries), bool)
         if entries <= c.index_topk and not filters:
@@ -191,7 +197,7 @@ class Attention:
         """The layer whose index keys are scored: the own source, unless the released decode is asked for.
 
         The released code has one slot for index keys, which a ratio-2 layer fills only when a group completes. In a
-        decode step that completes none it scores against the keys published last, and so do the Reindex layers after it.
+        decode step that completes none, it and the Reindex layers after it score against the keys published last.
         """
         source = self.config.kv_source(self.layer)
         if self.own_keys or segment.stop - segment.start > 1 or self.config.ratio(source) == 1 or segment.stop % 2 == 0:
@@ -201,7 +207,7 @@ class Attention:
 
 
 def extend_window(ring: RowRing, start: int, keys: F32, arithmetic: Arithmetic, config: ModelConfig) -> F64:
-    """The rows before `start` that are still in a window, then `keys` as their quantiser leaves them; keeps the latter."""
+    """The rows before `start` that a window still holds, then `keys` quantised; keeps `keys`."""
     before = ring.read(max(ring.floor, start - config.window_size + 1), max(ring.floor, start))
     ring.write(start, keys)
     return np.concatenate([before, arithmetic.q8(keys).astype(np.float64)])

@@ -1,16 +1,17 @@
 """What a sequence leaves behind, so that the next token can be computed.
 
-The *global* cache grows with the context: for each Full layer its compressed entries and index keys (890 bytes a token at
-the released sizes). The rest is a window's worth: window rows of every layer, the half-filled groups of ratio-2
-compressors, the draft head's rows, the token ids for Engram. All of it is addressed by position, hence taking tokens back
-is setting `length`.
+The *global* cache grows with the context: for each Full layer its compressed entries and index keys (890 bytes a token
+at the released sizes). The rest is a window's worth: window rows of every layer, the half-filled groups of ratio-2
+compressors, the draft head's rows, the token ids for Engram. All of it is addressed by position, hence taking tokens
+back is setting `length`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from dsuf.checkpoint.config import ModelConfig
+from dsuf.errors import CheckpointError
 from dsuf.reference.arithmetic import F32, I64, Arithmetic
 from dsuf.reference.rows import PLAIN, RowFormats, RowRing, RowStore
 
@@ -30,7 +31,8 @@ class SequenceCache:
         self.entries = {i: RowStore(config.head_dim, formats.entry) for i in config.kv_source_layers}
         self.index_keys = {i: RowStore(config.index_head_dim, formats.index_key) for i in config.kv_source_layers}
         self.windows = [RowRing(config.head_dim, window, formats.window) for _ in range(config.n_layers)]
-        self.halves = {i: RowRing(2 * config.head_dim, 1, PLAIN) for i in config.kv_source_layers if config.ratio(i) == 2}
+        pairs = [i for i in config.kv_source_layers if config.ratio(i) == 2]
+        self.halves = {i: RowRing(2 * config.head_dim, 1, PLAIN) for i in pairs}
         self.draft_windows = [RowRing(config.head_dim, window, formats.window) for _ in range(config.n_mtp_layers)]
         self.stream_tail: tuple[F32, F32] | None = None
         self._ratios = {i: config.ratio(i) for i in config.kv_source_layers}
@@ -55,8 +57,37 @@ class SequenceCache:
         """The global cache as one string of bytes, to compare."""
         return b"".join(part for _, part in self.global_parts())
 
+    def export_parts(self) -> Iterable[tuple[str, bytes]]:
+        """Name and bytes of all that the next token depends on: the global cache, windows, halves, ids, floors."""
+        yield from self.global_parts()
+        yield "ids", self.ids[: self.length].tobytes()
+        for name, ring in self._rings():
+            yield name, ring.packed.tobytes()
+        yield "floors", np.array([ring.floor for _, ring in self._rings()], np.int64).tobytes()
+
+    def import_parts(self, length: int, parts: Mapping[str, bytes]) -> None:
+        """Take over what `export_parts` gave for `length` positions; raises `CheckpointError` if one does not fit."""
+        try:
+            for layer, ratio in self._ratios.items():
+                self.entries[layer].load(parts[f"layers.{layer}.entries"], length // ratio)
+                self.index_keys[layer].load(parts[f"layers.{layer}.index_keys"], length // ratio)
+            self.ids = np.frombuffer(parts["ids"], np.int64).copy()
+            floors = np.frombuffer(parts["floors"], np.int64)
+            for (name, ring), floor in zip(self._rings(), floors, strict=True):
+                ring.load(parts[name], int(floor))
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"a session's cache does not fit this model: {error}") from error
+        if len(self.ids) != length:
+            raise CheckpointError(f"a session's cache of {length} positions has {len(self.ids)} ids")
+        self.length = self.decoded = length
+
+    def _rings(self) -> list[tuple[str, RowRing]]:
+        """Every ring with its name."""
+        windows = [(f"layers.{i}.window", ring) for i, ring in enumerate(self.windows)]
+        halves = [(f"layers.{i}.half", ring) for i, ring in self.halves.items()]
+        return windows + halves + [(f"mtp.{i}.window", ring) for i, ring in enumerate(self.draft_windows)]
+
     def held_bytes(self) -> int:
         """Bytes that this cache has allocated for rows."""
         stores = [*self.entries.values(), *self.index_keys.values()]
-        rings = [*self.windows, *self.halves.values(), *self.draft_windows]
-        return sum(store.packed.nbytes for store in stores) + sum(ring.packed.nbytes for ring in rings)
+        return sum(store.packed.nbytes for store in stores) + sum(ring.packed.nbytes for _, ring in self._rings())

@@ -1,8 +1,8 @@
 """The compressor of a Full layer: one latent a group of positions, from which entries and index keys are made.
 
 Ratio 2: the two positions of a group are weighted channel by channel with a softmax over their gates. Ratio 1: a plain
-projection. The latent *before* rotation makes the index key; rotated at the group's first position and quantised it is the
-compressed entry.
+projection. The latent *before* rotation makes the index key; rotated at the group's first position and quantised it is
+the compressed entry.
 """
 
 import numpy as np
@@ -18,7 +18,9 @@ from dsuf.reference.weights import WeightSource
 class Compressor:
     """Writes compressed entries and index keys of one Full layer."""
 
-    def __init__(self, source: WeightSource, layer: int, config: ModelConfig, arithmetic: Arithmetic, rope: Rope) -> None:
+    def __init__(
+        self, source: WeightSource, layer: int, config: ModelConfig, arithmetic: Arithmetic, rope: Rope
+    ) -> None:
         prefix = f"layers.{layer}.attn"
         self.layer, self.ratio = layer, config.ratio(layer)
         self.config, self.arithmetic, self.rope = config, arithmetic, rope
@@ -46,7 +48,7 @@ class Compressor:
         return rms_norm(pooled, self.norm, self.config.norm_eps, self.arithmetic)
 
     def write(self, cache: SequenceCache, start: int, projected: F32) -> F32:
-        """Put the groups that `projected` (positions `start` and after) completes into `cache`; returns their latents."""
+        """Put the groups that `projected` (positions from `start` on) completes into `cache`; returns their latents."""
         if self.ratio == 2:
             projected, start = self._with_open_half(cache, start, projected)
         complete = len(projected) // self.ratio

@@ -2,7 +2,7 @@
 
 Three stages, each an attention and experts like a backbone layer. Its context are rows made of the backbone's taps (the
 mean over streams of some layers' inputs), one a position; its block is the anchor token followed by noise tokens, at
-positions that all see the context and each other. A small sequential head then makes each choice depend on the one before.
+positions that all see the context and each other. A small sequential head then makes each choice depend on the last.
 """
 
 from typing import NamedTuple

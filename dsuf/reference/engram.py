@@ -1,7 +1,7 @@
 """Engram: hashed n-gram memory, added to the streams before some layers.
 
-The last four token ids (mapped to a smaller vocabulary) are hashed into 24 rows of a table. Their concatenation makes four
-keys and a value; each stream takes the value in proportion to its match with its key. Rows depend on ids alone.
+The last four token ids (mapped to a smaller vocabulary) are hashed into 24 rows of a table. Their concatenation makes
+four keys and a value; each stream takes the value in proportion to its match with its key. Rows depend on ids alone.
 """
 
 import numpy as np
@@ -20,7 +20,8 @@ class Engram:
         self.config, self.arithmetic = config, arithmetic
         self.table, self.table_scale = source.tensor(f"{prefix}.embed.weight"), source.tensor(f"{prefix}.embed.scale")
         self.wkv: F64 = source.linear(f"{prefix}.wkv")
-        self.match_weight: F32 = source.vector(f"{prefix}.q_weight") * source.vector(f"{prefix}.k_weight")  # [streams, dim]
+        q_weight, k_weight = source.vector(f"{prefix}.q_weight"), source.vector(f"{prefix}.k_weight")
+        self.match_weight: F32 = q_weight * k_weight  # [streams, dim]
 
     def forward(self, streams: F32, table_rows: I64) -> F32:
         """`streams` [rows, s, dim] with the memory of `table_rows` [rows, columns] added."""

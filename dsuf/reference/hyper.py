@@ -1,8 +1,8 @@
 """Single-pass manifold-constrained hyper-connections (mHC): four residual streams, mixed at every site.
 
-A site (before attention, before the experts) reads 24 numbers a token off the streams: `pre` weights the collapse at the
-*next* site, `post` spreads a branch's output over the streams, `comb` mixes the streams among themselves and is made
-doubly stochastic by Sinkhorn rounds.
+A site (before attention, before the experts) reads 24 numbers a token off the streams: `pre` weights the collapse at
+the *next* site, `post` spreads a branch's output over the streams, `comb` mixes the streams among themselves and is
+made doubly stochastic by Sinkhorn rounds.
 """
 
 from typing import NamedTuple
@@ -50,7 +50,7 @@ def split_mixes(projected: F32, scale: F32, base: F32, config: ModelConfig) -> M
 
 def _sinkhorn(a: F32, rounds: int, eps: np.float32) -> F32:
     """Softmax over the last axis, then column and row divisions in turn; ends on columns. [rows, s, s]"""
-    c = np.exp(a - a.max(axis=-1, keepdims=True))
+    c: F32 = np.exp(a - a.max(axis=-1, keepdims=True))
     c /= np.add.reduce(c, axis=-1, keepdims=True)
     c += eps
     columns, rows = np.empty_like(c[:, :1, :]), np.empty_like(c[:, :, :1])
@@ -62,7 +62,7 @@ def _sinkhorn(a: F32, rounds: int, eps: np.float32) -> F32:
 
 
 def _divide_by_sum(c: F32, axis: int, total: F32, eps: np.float32) -> None:
-    """c /= (sum over `axis` + eps) in place; `total` is scratch, since 39 of these run for every site of every token."""
+    """c /= (sum over `axis` + eps) in place; `total` is scratch, as 39 of these run for every site of every token."""
     np.add.reduce(c, axis=axis, keepdims=True, out=total)
     np.add(total, eps, out=total)
     np.divide(c, total, out=c)

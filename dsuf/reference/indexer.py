@@ -2,8 +2,8 @@
 
     score(t, j) = Σ_heads w[h] · max(0, iq[h] · ik_j),   w = weights_proj · u / sqrt(index width · index heads)
 
-Only complete groups can be chosen, j < (t+1) // ratio; the best `index_topk` of them are. The candidate source also keeps
-its best *blocks* of entries; the Reindex layers after it choose inside those.
+Only complete groups can be chosen, j < (t+1) // ratio; the best `index_topk` of them are. The candidate source also
+keeps its best *blocks* of entries; the Reindex layers after it choose inside those.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from dsuf.reference.rope import Rotation
 from dsuf.reference.weights import WeightSource
 
 BLOCK_ELEMENTS = 1 << 22
-"""Head scores that are held at once; rows are taken in blocks so that a long prompt does not need a square of memory."""
+"""Head scores held at once; rows are taken in blocks, so that a long prompt does not need a square of memory."""
 
 
 class Indexer:
@@ -52,10 +52,9 @@ class Indexer:
 
 
 def select(scores: F32, allowed: Bool, count: int) -> I64:
-    """The `count` best allowed entries of each row, ascending, -1 behind them [rows, count]; ties go to the lower entry."""
-    rows, entries = scores.shape
+    """The `count` best allowed entries of each row, ascending, then -1 [rows, count]; ties go to the lower entry."""
     masked = np.where(allowed, scores, np.float32(-np.inf))
-    chosen = allowed if entries <= count else _best(masked, count) & allowed
+    chosen = allowed if scores.shape[1] <= count else _best(masked, count) & allowed
     return _positions(chosen, count)
 
 
@@ -64,7 +63,8 @@ def _best(scores: F32, count: int) -> Bool:
     threshold = np.partition(scores, scores.shape[1] - count, axis=1)[:, -count, None]
     above, level = scores > threshold, scores == threshold
     missing = count - np.count_nonzero(above, axis=1)[:, None]
-    return above | (level & (np.cumsum(level, axis=1) <= missing))
+    best: Bool = above | (level & (np.cumsum(level, axis=1) <= missing))
+    return best
 
 
 def _positions(chosen: Bool, count: int) -> I64:
@@ -79,8 +79,8 @@ def _positions(chosen: Bool, count: int) -> I64:
 def candidate_mask(scores: F32, reachable: I64, blocks: int, block_size: int) -> Bool:
     """Entries inside the `blocks` best blocks of each row [rows, entries].
 
-    `scores` [rows, entries] are masked (-inf where not reachable), `reachable` [rows] counts reachable entries. A block is as
-    good as its best entry; the newest reachable entry's block is always in, a block without reachable entries never.
+    `scores` [rows, entries] are masked (-inf where not reachable), `reachable` [rows] counts reachable entries. A block
+    is as good as its best entry; the newest reachable entry's block is always in, a block without any never.
     """
     rows, entries = scores.shape
     count = -(-entries // block_size)

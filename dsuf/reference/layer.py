@@ -15,7 +15,14 @@ class Layer:
     """The weights of layer `index`, Engram apart, and its forward pass."""
 
     def __init__(
-        self, source: WeightSource, index: int, config: ModelConfig, arithmetic: Arithmetic, rope: Rope, *, own_keys: bool
+        self,
+        source: WeightSource,
+        index: int,
+        config: ModelConfig,
+        arithmetic: Arithmetic,
+        rope: Rope,
+        *,
+        own_keys: bool,
     ) -> None:
         prefix = f"layers.{index}"
         self.index, self.config, self.arithmetic = index, config, arithmetic

@@ -15,7 +15,7 @@ def load_model(
     directory: Path, arithmetic: Arithmetic = OFFICIAL, *, own_keys: bool = True,
     progress: Callable[[int], None] = lambda layer: None,
 ) -> Model:  # fmt: skip
-    """The backbone of the checkpoint in `directory`; `progress` hears of each loaded layer. Raises `CheckpointError`."""
+    """The backbone of the checkpoint in `directory`; `progress` hears of each layer. Raises `CheckpointError`."""
     checkpoint = Checkpoint.open(directory)
     tokens = TokenMap.from_tokenizer(directory / "tokenizer.json")
     engram_hash = EngramHash.from_config(checkpoint.config, tokens)

@@ -1,8 +1,8 @@
 """The backbone: forty layers over some positions of some sequences, and the logits of the rows that are asked for.
 
-Two ways to prefill. `exact` runs every layer on every token. `replay` uses that nothing above the last Full layer is needed
-of most prompt tokens: the encoder runs on all, that layer's entries are written for all, and the decoder runs on the last
-window of tokens alone, with its windows cut at the start of that tail.
+Two ways to prefill. `exact` runs every layer on every token. `replay` uses that nothing above the last Full layer is
+needed of most prompt tokens: the encoder runs on all, that layer's entries are written for all, and the decoder runs on
+the last window of tokens alone, with its windows cut at the start of that tail.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,9 +56,7 @@ class Model:
         """An empty cache for one sequence."""
         return SequenceCache(self.config, self.arithmetic)
 
-    def forward(
-        self, work: Sequence[tuple[SequenceCache, I64]], observer: Observer = NO_OBSERVER
-    ) -> Output:
+    def forward(self, work: Sequence[tuple[SequenceCache, I64]], observer: Observer = NO_OBSERVER) -> Output:
         """Append ids to each sequence of `work`, all layers on all of them; one batch, rows in order of `work`."""
         batch = self._begin(work)
         streams, pre = self._enter(batch, observer)
@@ -106,7 +104,9 @@ class Model:
         observer.see("h_embed", h)
         return enter_streams(h, self.config.hc_mult)
 
-    def _run(self, layers: range, streams: F32, pre: F32, batch: Batch, observer: Observer, *, tail: bool = False) -> Output:
+    def _run(
+        self, layers: range, streams: F32, pre: F32, batch: Batch, observer: Observer, *, tail: bool = False
+    ) -> Output:
         """Run `layers`; in a replayed `tail` the first one's Engram and entries are already done."""
         taps = []
         for index in layers:

@@ -20,7 +20,8 @@ class Router:
     def scores(self, v: F32) -> F32:
         """Scores [rows, experts] in float32."""
         x = matmul(v, self.weight)
-        return np.sqrt(np.maximum(x, np.float32(0)) + np.log1p(np.exp(-np.abs(x))))
+        scores: F32 = np.sqrt(np.maximum(x, np.float32(0)) + np.log1p(np.exp(-np.abs(x))))
+        return scores
 
     def choose(self, scores: F32) -> I64:
         """Experts [rows, chosen], ascending by id; ties go to the lower id."""
@@ -30,11 +31,12 @@ class Router:
     def weights(self, scores: F32, experts: I64) -> F32:
         """Routing weights [rows, chosen] of `experts`: they sum to the route scale."""
         picked = np.take_along_axis(scores, experts, axis=1)
-        return picked / (np.add.reduce(picked, axis=1, keepdims=True) + np.float32(1e-20)) * self.route_scale
+        total: F32 = np.add.reduce(picked, axis=1, keepdims=True)
+        return picked / (total + np.float32(1e-20)) * self.route_scale
 
 
 class Moe:
-    """The experts of one layer or draft stage; `experts` is how many the checkpoint has, `chosen` how many a row uses."""
+    """The experts of one layer or draft stage; it has `experts` routed ones, of which a row uses `chosen`."""
 
     def __init__(
         self, source: WeightSource, prefix: str, config: ModelConfig, arithmetic: Arithmetic, experts: int, chosen: int

@@ -20,8 +20,8 @@ Bytes = NDArray[np.uint8]
 E4M3_MAX: Final = np.float32(448)
 E2M1_MAX: Final = np.float32(6)
 
-_E4M3_VALUES: Final = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-_E8M0_VALUES: Final = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+_E4M3_VALUES: Final[F32] = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+_E8M0_VALUES: Final[F32] = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
 _E2M1_VALUES: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _E2M1_SIGNED: Final = np.concatenate([_E2M1_VALUES, -_E2M1_VALUES])
 _E2M1_PAIRS: Final = np.stack([np.tile(_E2M1_SIGNED, 16), np.repeat(_E2M1_SIGNED, 16)], axis=1)  # [byte, low then high]
@@ -42,7 +42,8 @@ def _round_to_mantissa(x: F32, smallest_normal: float, mantissa_bits: int) -> F3
     """Round by adding and taking away a number so large that float32's own rounding happens at the wanted place."""
     binade = np.maximum(np.abs(x), np.float32(smallest_normal)).view(np.uint32) & np.uint32(0x7F800000)
     anchor = binade.view(np.float32) * np.float32(1.5 * 2.0 ** (23 - mantissa_bits))
-    return np.copysign((x + anchor) - anchor, x)
+    rounded: F32 = np.copysign((x + anchor) - anchor, x)
+    return rounded
 
 
 def ceil_power_of_two(x: F32) -> tuple[F32, Bytes]:
@@ -54,7 +55,8 @@ def ceil_power_of_two(x: F32) -> tuple[F32, Bytes]:
 
 def encode_e4m3(x: F32) -> Bytes:
     """Codes of values that E4M3 can represent."""
-    return x.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    codes: Bytes = x.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    return codes
 
 
 def decode_e4m3(codes: Bytes) -> F32:
@@ -75,7 +77,7 @@ def encode_e2m1(x: F32) -> Bytes:
 
 def decode_e2m1(packed: Bytes) -> F32:
     """Values [..., n] of packed codes [..., n/2]."""
-    return _E2M1_PAIRS.take(packed, axis=0).reshape(*packed.shape[:-1], -1)
+    return _E2M1_PAIRS.take(packed, axis=0).reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
 class Quantiser:
@@ -93,8 +95,8 @@ class Quantiser:
         return width // self.codes_per_byte + width // self.group
 
     def quantise(self, x: F32) -> tuple[F32, F32, Bytes]:
-        """Elements in units of their scale [..., groups, group], scales [..., groups, 1] and scale bytes [..., groups]."""
-        grouped = x.reshape(*x.shape[:-1], -1, self.group)
+        """Elements in units of their scale [..., groups, group], scales [..., groups, 1], scale bytes [..., groups]."""
+        grouped = x.reshape(*x.shape[:-1], x.shape[-1] // self.group, self.group)
         scale, scale_bytes = self.scale(np.abs(grouped).max(axis=-1))
         return self._round(grouped / scale[..., None]), scale[..., None], scale_bytes
 

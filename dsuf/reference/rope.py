@@ -34,8 +34,9 @@ def _yarn(plain: F32, theta: float, config: ModelConfig) -> F32:
     low, high = (_turning_dimension(beta, theta, config) for beta in (config.beta_fast, config.beta_slow))
     first, last = max(math.floor(low), 0), min(math.ceil(high), config.rope_head_dim - 1)
     width = max(last - first, 0.001)
-    ramp = np.clip((np.arange(len(plain), dtype=np.float32) - np.float32(first)) / np.float32(width), 0, 1)
-    return (plain / np.float32(config.rope_factor) * ramp + plain * (np.float32(1) - ramp)).astype(np.float32)
+    ramp: F32 = np.clip((np.arange(len(plain), dtype=np.float32) - np.float32(first)) / np.float32(width), 0, 1)
+    slowed: F32 = plain / np.float32(config.rope_factor)
+    return slowed * ramp + plain * (np.float32(1) - ramp)
 
 
 def _turning_dimension(turns: float, theta: float, config: ModelConfig) -> float:

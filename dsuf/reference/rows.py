@@ -70,6 +70,10 @@ class RowStore:
             self.packed = grown
         self.packed[start:stop] = self.format.pack(rows)
 
+    def load(self, packed: bytes, rows: int) -> None:
+        """Replace everything by `rows` packed rows; raises `ValueError` if `packed` is of another size."""
+        self.packed = np.frombuffer(packed, np.uint8).reshape(rows, self.packed.shape[1]).copy()
+
     def read(self, rows: slice | I64) -> F64:
         """The values of `rows`, float64 [n, width]."""
         return self.format.unpack(self.packed[rows]).astype(np.float64)
@@ -95,6 +99,11 @@ class RowRing:
         first = max(0, len(rows) - self.size)
         slots = np.arange(start + first, start + len(rows)) % self.size
         self.packed[slots] = self.format.pack(rows[first:])
+
+    def load(self, packed: bytes, floor: int) -> None:
+        """Replace everything; raises `ValueError` if `packed` is of another size."""
+        self.packed = np.frombuffer(packed, np.uint8).reshape(self.packed.shape).copy()
+        self.floor = floor
 
     def read(self, start: int, stop: int) -> F64:
         """The values at positions `start` to `stop` (exclusive), float64 [n, width]."""

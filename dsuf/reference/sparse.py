@@ -1,7 +1,7 @@
 """Attention of each query row over its own list of rows, with a sink in the denominator.
 
-The softmax runs online over blocks of 64 slots, in slot order, as the released kernel does: probabilities stay float32 in
-the denominator and are rounded to BF16, relative to the running maximum, for the product with the values.
+The softmax runs online over blocks of 64 slots, in slot order, as the released kernel does: probabilities stay float32
+in the denominator and are rounded to BF16, relative to the running maximum, for the product with the values.
 """
 
 import numpy as np
@@ -44,7 +44,8 @@ def _attend_block(q: F64, values: F64, slots: I64, sink: F32, arithmetic: Arithm
         weighted = np.matmul(arithmetic.act(probability).astype(np.float64), rows).astype(np.float32)
         total = total * decay[:, :, None] + weighted
         maximum = raised
-    return total / (denominator + np.exp(sink - maximum))[:, :, None]
+    attended: F32 = total / (denominator + np.exp(sink - maximum))[:, :, None]
+    return attended
 
 
 def window_slots(positions: I64, first: int, floor: int, window: int) -> I64:

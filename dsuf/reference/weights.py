@@ -52,6 +52,6 @@ def dequantise_expert(weight: NDArray[np.generic], scale: NDArray[np.generic]) -
 
 
 def dequantise_rows(rows: NDArray[np.generic], scale: NDArray[np.generic]) -> F32:
-    """E4M3 `rows` [n, d] times E8M0 `scale` [n, d/32] (an Engram table's gathered rows), rounded to BF16, as float32."""
+    """E4M3 `rows` [n, d] times E8M0 `scale` [n, d/32] (gathered from an Engram table), rounded to BF16, as float32."""
     values = quant.decode_e4m3(rows.view(np.uint8)) * np.repeat(quant.decode_e8m0(scale.view(np.uint8)), 32, axis=-1)
     return values.astype(ml_dtypes.bfloat16).astype(np.float32)

@@ -15,9 +15,11 @@ DEFAULT_FILE = Path("dsuf.toml")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `dsuf serve`: one for each setting, and where settings come from."""
-    parser.add_argument("--config", metavar="FILE", type=Path, help="settings file (default: dsuf.toml, if there is one)")
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, help="settings file (default: dsuf.toml, if there is one)"
+    )
     parser.add_argument("--print-config", action="store_true", help="print the settings that result, and serve nothing")
-    config.add_flags(parser.add_argument_group("settings"))
+    config.add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:

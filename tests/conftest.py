@@ -4,11 +4,11 @@ Short tier: everything without a mark. `--full` adds tests marked `full`. A test
 with a reason, and every reason is listed at the end, above the count.
 """
 
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from os import environ
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the sign of life."""
-    config.pluginmanager.register(SignOfLife(config), "sign-of-life")
+    config.pluginmanager.register(SignOfLife(), "sign-of-life")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -55,10 +55,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 class SignOfLife:
-    """Prints which test runs whenever none has ended for a while, so that a watcher can tell long from stuck."""
+    """Prints every half minute which test runs and since when, so that a watcher can tell long from stuck."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
+    def __init__(self) -> None:
+        # While a test runs, pytest redirects the output of the process; at this point it does not.
+        self.output = os.dup(1)
         self.running = "collection"
         self.since = time.monotonic()
         self.over = threading.Event()
@@ -77,20 +78,16 @@ class SignOfLife:
         self.over.set()
 
     def watch(self) -> None:
-        """Write a line whenever the running test has not changed for the interval."""
+        """Write a line an interval until the session is over."""
         while not self.over.wait(SIGN_OF_LIFE_S):
             age_s = time.monotonic() - self.since
-            reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-            if reporter is not None:
-                reporter.ensure_newline()
-                reporter.write_line(f"... {self.running}: running for {age_s:.0f} s")
-                reporter.currentfspath = None
+            os.write(self.output, f"\n... {self.running}: running for {age_s:.0f} s\n".encode())
 
 
 @pytest.fixture(scope="session")
 def golden_dir() -> Iterator[Path]:
     """The golden directory: DSUF_GOLDEN if set, else the reduced one in tests/golden; skips where there is none."""
-    folder = Path(environ.get("DSUF_GOLDEN", OWN_GOLDEN))
+    folder = Path(os.environ.get("DSUF_GOLDEN", OWN_GOLDEN))
     if not (folder / "cases").is_dir():
         pytest.skip(f"no golden directory at {folder} (set DSUF_GOLDEN)")
     yield folder

@@ -157,8 +157,9 @@ def probe_files() -> Finding:
 
 def probe_cache() -> Finding:
     """The disk behind the cache directory."""
-    home = Path(os.environ.get("DSUF_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    there = next(path for path in (home, *home.absolute().parents) if path.exists())
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(os.environ.get("DSUF_CACHE_DIR") or f"{base}/dsuf").expanduser().absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
     if not os.access(there, os.W_OK):
         return Finding("missing", f"{there} is not writable", "the embedded model (set DSUF_CACHE_DIR)")

@@ -56,9 +56,9 @@ class Outcome(NamedTuple):
 
 
 def find_cache() -> Path:
-    """The folder for installed clients."""
-    base = os.environ.get("DSUF_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "dsuf" / "clients"
+    """The folder for installed clients, inside the one that the server uses too."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("DSUF_CACHE_DIR") or f"{base}/dsuf").expanduser() / "clients"
 
 
 def install(version: str, cache: Path) -> Path:

@@ -1,0 +1,94 @@
+"""Which model a node serves, and with which engine."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from dsuf.checkpoint.config import ModelConfig, load_config
+from dsuf.checkpoint.forms import RELEASED
+from dsuf.checkpoint.synthetic import ensure_embedded
+from dsuf.config import Settings
+from dsuf.engine_scripted import ScriptedEngine, load_script
+from dsuf.errors import CommandError, EngineFailed
+from dsuf.recipe.vocabulary import Vocabulary, load_vocabulary
+from dsuf.reference.engine import ReferenceEngine
+from dsuf.types import Engine, EngineFacts, PrefillRange, Prompt, Sampling, StepPlan, Turn
+
+_WARM_UP = "warm-up"
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served: its directory, vocabulary and sizes. Weights are not loaded yet."""
+
+    directory: Path
+    config: ModelConfig
+    vocabulary: Vocabulary
+
+
+def find_directory(settings: Settings) -> Path:
+    """The checkpoint to serve; makes the embedded one if there is no other. Raises `CheckpointError`.
+
+    The scripted engine needs only a tokenizer, so without a model it takes the released one.
+    """
+    if settings.model is not None:
+        return settings.model
+    return RELEASED if settings.engine == "scripted" else ensure_embedded(find_cache(settings))
+
+
+def find_cache(settings: Settings) -> Path:
+    """The folder for what can be made again."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return settings.cache_dir or (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "dsuf"
+
+
+def open_model(directory: Path) -> Model:
+    """Read configuration and tokenizer; raises `CheckpointError`."""
+    config = load_config(directory / "config.json")
+    return Model(directory=directory, config=config, vocabulary=load_vocabulary(directory))
+
+
+def foresee_facts(settings: Settings, model: Model) -> EngineFacts:
+    """What the engine's facts will be. `api/` needs them before the weights are there."""
+    return EngineFacts(
+        name="scripted" if settings.engine == "scripted" else "reference",
+        device="none" if settings.engine == "scripted" else "cpu",
+        context_tokens=min(settings.context_tokens, model.config.max_seq_len),
+        max_turns=settings.max_turns,
+        vocabulary=model.config.vocab_size,
+        eos_id=model.vocabulary.eos_id,
+    )
+
+
+def load_engine(settings: Settings, model: Model, progress: Callable[[int], None]) -> Engine:
+    """Load the engine; takes its time, runs in a thread. Raises `CheckpointError` or `CommandError`.
+
+    `progress` hears of each layer that is there.
+    """
+    facts = foresee_facts(settings, model)
+    if settings.engine == "scripted":
+        if settings.script is None:
+            raise CommandError("script: engine 'scripted' needs a script file")
+        return ScriptedEngine(load_script(settings.script), model.vocabulary.encode, model.vocabulary.decode, facts)
+    return ReferenceEngine.load(
+        model.directory,
+        context_tokens=facts.context_tokens,
+        max_turns=facts.max_turns,
+        prefill=settings.prefill,
+        progress=progress,
+    )
+
+
+async def warm_up(engine: Engine, prompt: tuple[int, ...]) -> None:
+    """Run one short turn, so that the first client does not wait for what happens once; raises `EngineFailed`."""
+    sampling = Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=2)
+    engine.attach(Turn(id=_WARM_UP, prompt=Prompt(ids=prompt), sampling=sampling))
+    try:
+        results = await engine.step(StepPlan(prefill=(PrefillRange(_WARM_UP, 0, len(prompt)),)))
+        if results and results[0].finish is None:
+            results += await engine.step(StepPlan(decode=(_WARM_UP,)))
+    finally:
+        engine.detach(_WARM_UP)
+    if not results or not (results[0].ids or results[0].finish):
+        raise EngineFailed("the warm-up turn gave no token")

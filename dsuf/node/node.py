@@ -1,0 +1,245 @@
+"""A node from settings to exit code: the only place where the parts meet."""
+
+import asyncio
+import errno
+import gc
+import os
+import socket
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+import uvloop
+
+from dsuf.api.connection import ApiRunner
+from dsuf.api.parts import Parts
+from dsuf.api.parts import Settings as ApiSettings
+from dsuf.api.server import build_app
+from dsuf.config import Settings
+from dsuf.errors import CommandError
+from dsuf.node.drain import Signals, drain
+from dsuf.node.engines import Model, find_directory, foresee_facts, load_engine, open_model, warm_up
+from dsuf.node.gate import Gate
+from dsuf.node.pulse import Pulse
+from dsuf.node.startup import Startup
+from dsuf.observe.log import log_event, start_logging
+from dsuf.observe.metrics import Metrics
+from dsuf.recipe.names import SERVED_NAMES
+from dsuf.sched.scheduler import Limits, Scheduler
+from dsuf.types import Engine
+
+SWITCH_INTERVAL_S = 0.0005
+BACKLOG = 1024
+FAREWELL_S = 5.0  # for handlers to write their last bytes, and again for the engine to come back from its step
+
+
+def serve(settings: Settings) -> int:
+    """Serve until a signal comes; returns the exit code. Raises `CommandError` or `CheckpointError` from the start."""
+    with bind(settings.host, settings.port) as listener:
+        startup = Startup()
+        writer = start_logging(settings.log_level)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                code, clean = runner.run(_serve(Node(settings, listener, startup)))
+                if not clean:
+                    # A thread that never comes back would keep the interpreter from ending.
+                    writer.close()
+                    os._exit(code)
+                return code
+        finally:
+            writer.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; raises `CommandError` if there can be none."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        reason = "the port is in use" if taken else str(error.strerror or error).partition(" (")[0]
+        raise CommandError(f"cannot listen on {host} port {port}: {reason}") from error
+
+
+class Node:
+    """The parts of one node. `start` it, let `work` run, then `drain` and `stop` it; `stop` comes last in any case.
+
+    `url` is where it can be reached from this machine.
+    """
+
+    def __init__(self, settings: Settings, listener: socket.socket, startup: Startup) -> None:
+        self.settings = settings
+        self.url = _local_url(listener)
+        self.metrics = Metrics(SERVED_NAMES[0])
+        self.pulse = Pulse(settings, self.metrics)
+        self.gate = Gate()
+        self.engine: Engine | None = None
+        self.scheduler: Scheduler | None = None
+        self._listener = listener
+        self._startup = startup
+        self._loading = False
+        self._runner: ApiRunner | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._sampling: asyncio.Task[None] | None = None
+        self._scheduling: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Find the model, listen, load, warm up; each step prints its line."""
+        self._loading = True
+        model = await self._open_model()
+        with self._startup.step("listening") as remarks:
+            await self._listen(model)
+            remarks.append(self.url)
+        self.engine = await self._load(model)
+        self._loading = False
+        await self._warm_up(self.engine, model)
+        self._schedule(self.engine)
+        # What exists now lives as long as the process: collections need not walk through it, which takes milliseconds.
+        gc.collect()
+        gc.freeze()
+        self._sampling = asyncio.create_task(self.pulse.lag.run())
+        self.pulse.starting = None
+        self._startup.ready(self.url, self.settings)
+
+    async def work(self) -> None:
+        """Return when the scheduler ended, which it does not do by itself: raises what made it."""
+        if self._scheduling is not None:
+            await asyncio.shield(self._scheduling)
+
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """Let running turns finish, as far as the settings and `hurry` give them time."""
+        if self.scheduler is not None:
+            await drain(self.scheduler, self.pulse, hurry, self.settings.drain_s)
+
+    async def stop(self) -> bool:
+        """End everything, whatever was started; whether no thread is left behind."""
+        await _cancel(self._scheduling)
+        if self._server is not None:
+            self._server.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        await _cancel(self._sampling)
+        lag = self.pulse.lag.summarise()
+        log_event("stopped", lag_p50_s=lag.p50_s, lag_p99_s=lag.p99_s, lag_max_s=lag.max_s)
+        return await self._close_engine()
+
+    async def _open_model(self) -> Model:
+        """The directory, its configuration and its tokenizer."""
+        with self._startup.step("model") as remarks:
+            directory = await asyncio.to_thread(find_directory, self.settings)
+            remarks.append(str(directory))
+        with self._startup.step("tokenizer") as remarks:
+            model = await asyncio.to_thread(open_model, directory)
+            remarks.append(f"{model.vocabulary.size:,} ids")
+        return model
+
+    async def _listen(self, model: Model) -> None:
+        """Answer HTTP from now on; turns are refused until the gate opens."""
+        settings, facts = self.settings, foresee_facts(self.settings, model)
+        parts = Parts(
+            submit=self.gate,
+            vocabulary=model.vocabulary,
+            facts=facts,
+            status=self.pulse,
+            metrics=self.metrics,
+            settings=ApiSettings(
+                context_tokens=facts.context_tokens,
+                keys=settings.api_keys,
+                body_limit_bytes=settings.body_limit_bytes,
+                body_timeout_s=settings.body_timeout_s,
+                write_timeout_s=settings.write_timeout_s,
+                keep_alive_s=settings.keepalive_s,
+                clamp_max_tokens=settings.clamp_max_tokens,
+            ),
+        )
+        self._runner = ApiRunner(build_app(parts), shutdown_s=FAREWELL_S)
+        await self._runner.setup()
+        assert self._runner.server is not None
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._runner.server, sock=self._listener)
+
+    async def _load(self, model: Model) -> Engine:
+        """The engine, with its weights."""
+
+        def progress(layer: int) -> None:
+            self.pulse.starting = f"loading weights (layer {layer} of {model.config.n_layers})"
+
+        self.pulse.starting = "loading weights"
+        with self._startup.step("engine") as remarks:
+            engine = await asyncio.to_thread(load_engine, self.settings, model, progress)
+            facts = engine.facts
+            remarks += [facts.name, facts.device, f"{facts.context_tokens:,} tokens", f"{facts.max_turns} turns"]
+        return engine
+
+    async def _warm_up(self, engine: Engine, model: Model) -> None:
+        """One short turn, except where a script counts turns."""
+        self.pulse.starting = "warming up"
+        with self._startup.step("warm-up"):
+            if self.settings.engine != "scripted":
+                await warm_up(engine, tuple(model.vocabulary.encode("Hello")))
+
+    def _schedule(self, engine: Engine) -> None:
+        """Start the scheduler and let turns in."""
+        limits = Limits(
+            queue_limit=self.settings.queue_limit,
+            chunk_tokens=self.settings.prefill_chunk_tokens,
+            step_deadline_s=self.settings.step_deadline_s,
+        )
+        self.scheduler = Scheduler(engine, limits, self.metrics)
+        self.metrics.watch_load(self.scheduler.load)
+        self.pulse.watch(self.scheduler, engine, limits)
+        self._scheduling = asyncio.create_task(self.scheduler.run())
+        self.gate.open(self.scheduler)
+
+    async def _close_engine(self) -> bool:
+        """Close the engine, unless its step or its loading does not come to an end; whether it was closed."""
+        if self._loading or self.engine is None:
+            return not self._loading
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                await self.engine.close()
+        except TimeoutError:
+            log_event("engine left behind", level="warning")
+            return False
+        return True
+
+
+async def _serve(node: Node) -> tuple[int, bool]:
+    """Run `node` until a signal comes; its exit code, and whether no thread is left behind."""
+    signals = Signals()
+    signals.install()
+    try:
+        await _unless(signals.stop, node.start())
+        await _unless(signals.stop, node.work())
+        await node.drain(signals.hurry)
+    finally:
+        clean = await node.stop()
+    return signals.exit_code, clean
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end, or until `stop` is set; raises what `work` raises."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+    finally:
+        await _cancel(working)
+        await _cancel(stopping)
+
+
+async def _cancel(task: asyncio.Task[Any] | None) -> None:
+    """Cancel `task` and wait for its end, however it ends."""
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _local_url(listener: socket.socket) -> str:
+    """The base URL under which this machine reaches `listener`."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,82 @@
+"""Whether the node is alive and ready, judged by what makes progress and not by what claims to."""
+
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from dsuf.api.parts import Readiness
+from dsuf.config import Settings
+from dsuf.observe.lag import LoopLag
+from dsuf.observe.metrics import Metrics
+from dsuf.sched.scheduler import Limits, Scheduler
+from dsuf.types import Engine
+
+SLACK_S = 5.0  # beyond the scheduler's own deadlines; it normally reports trouble before this runs out
+
+
+class Pulse:
+    """Implements `api.parts.Status`. `starting` says what the node is still doing, None once it serves."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self.starting: str | None = "starting"
+        self.lag = LoopLag(metrics.observe_lag)
+        self._draining = False
+        self._settings = settings
+        self._metrics = metrics
+        self._scheduler: Scheduler | None = None
+        self._engine: Engine | None = None
+        self._patience_s = 0.0
+
+    @property
+    def draining(self) -> bool:
+        """Whether new turns are refused for good."""
+        return self._draining
+
+    def watch(self, scheduler: Scheduler, engine: Engine, limits: Limits) -> None:
+        """Judge by `scheduler` from now on."""
+        self._scheduler, self._engine = scheduler, engine
+        self._patience_s = limits.probe_s + limits.step_deadline_s + SLACK_S
+
+    def begin_drain(self) -> None:
+        """Not ready from now on."""
+        self._draining = True
+
+    def liveness(self) -> Readiness:
+        """Fails where only a new process would help, or may: the engine is stuck or failing."""
+        failing = self._trouble()
+        return Readiness(not failing, failing)
+
+    def readiness(self) -> Readiness:
+        """Fails also while starting and draining."""
+        failing = self._trouble()
+        if self.starting is not None:
+            failing.append(f"starting: {self.starting}")
+        if self._draining:
+            failing.append("draining")
+        return Readiness(not failing, failing)
+
+    def metrics_text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return self._metrics.render()
+
+    def facts(self) -> Mapping[str, object]:
+        """Settings that matter to a client, what is held now, and the lag of the loop."""
+        settings = self._settings
+        return {
+            "prefill": settings.prefill,
+            "prefill_chunk_tokens": settings.prefill_chunk_tokens,
+            "queue_limit": settings.queue_limit,
+            "turns": dict(self._scheduler.counters()) if self._scheduler else {},
+            "engine": dict(self._engine.counters()) if self._engine else {},
+            "loop_lag": msgspec.to_builtins(self.lag.summarise()),
+        }
+
+    def _trouble(self) -> list[str]:
+        """What is wrong with the engine or the loop that drives it."""
+        if self._scheduler is None:
+            return []
+        if self._scheduler.trouble is not None:
+            return [self._scheduler.trouble]
+        silent_s = time.monotonic() - self._scheduler.progressed_s
+        return [f"engine: no step or probe for {silent_s:.0f} s"] if silent_s > self._patience_s else []

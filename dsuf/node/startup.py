@@ -1,0 +1,50 @@
+"""What a node prints while it starts: a line a step with its time, then how to talk to it."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO
+
+import dsuf
+from dsuf.config import Settings
+
+
+class Startup:
+    """Prints steps as they end. A reader of the output that has gone is not a reason to stop."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._started_s = time.monotonic()
+        self.say(f"dsuf {dsuf.__version__}, serving DeepSeek-V4.1-Flash")
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[list[str]]:
+        """Time the block and print its line; what the block adds to the list is shown beside the name."""
+        started_s = time.monotonic()
+        remarks: list[str] = []
+        yield remarks
+        self.say(f"  {name:<10} {time.monotonic() - started_s:6.2f} s  {', '.join(remarks)}".rstrip())
+
+    def ready(self, url: str, settings: Settings) -> None:
+        """The last line of the start, and how to talk to the server."""
+        self.say(f"ready in {time.monotonic() - self._started_s:.2f} s\n\n{describe_use(url, settings)}\n")
+
+    def say(self, text: str) -> None:
+        """Print `text`."""
+        with suppress(OSError):
+            print(text, file=self._stream, flush=True)
+
+
+def describe_use(url: str, settings: Settings) -> str:
+    """How to send a first request, with curl, the OpenAI SDK and dsh."""
+    key = "YOUR_KEY" if settings.api_keys else "any"
+    header = f" -H 'authorization: Bearer {key}'" if settings.api_keys else ""
+    body = '{"model": "deepseek-flash", "stream": true, "messages": [{"role": "user", "content": "Hello"}]}'
+    return "\n".join(
+        (
+            f"curl -N {url}/v1/chat/completions{header} -H 'content-type: application/json' -d '{body}'",
+            f'OpenAI SDK: OpenAI(base_url="{url}/v1", api_key="{key}"), model "deepseek-flash"',
+            f"dsh: DEEPSEEK_BASE_URL={url} DEEPSEEK_API_KEY={key} dsh",
+        )
+    )

@@ -41,8 +41,8 @@ class Compressor:
         if self.ratio == 1:
             return rms_norm(projected, self.norm, self.config.norm_eps, self.arithmetic)
         groups = projected.reshape(-1, 2, projected.shape[1])
-        kv, gate = np.split(groups, 2, axis=2)
-        weight = np.exp(gate - gate.max(axis=1, keepdims=True))
+        kv, gate = groups[:, :, : self.config.head_dim], groups[:, :, self.config.head_dim :]
+        weight = np.exp(gate - np.maximum.reduce(gate, axis=1, keepdims=True))
         weight = weight / np.add.reduce(weight, axis=1, keepdims=True)
         pooled = self.arithmetic.act(np.add.reduce(weight * kv, axis=1))
         return rms_norm(pooled, self.norm, self.config.norm_eps, self.arithmetic)

@@ -49,23 +49,23 @@ def split_mixes(projected: F32, scale: F32, base: F32, config: ModelConfig) -> M
 
 
 def _sinkhorn(a: F32, rounds: int, eps: np.float32) -> F32:
-    """Softmax over the last axis, then column and row divisions in turn; ends on columns. [rows, s, s]"""
-    c: F32 = np.exp(a - a.max(axis=-1, keepdims=True))
-    c /= np.add.reduce(c, axis=-1, keepdims=True)
+    """Softmax over the last axis, then column and row divisions in turn; ends on columns. [rows, s, s]
+
+    Every division is by a sum plus eps. The matrix is framed with eps on two sides, so that one reduction gives both:
+    39 of them run for every site of every token.
+    """
+    s = a.shape[1]
+    framed = np.full((len(a), s + 1, s + 1), eps, np.float32)
+    c, with_row, with_column = framed[:, :s, :s], framed[:, :, :s], framed[:, :s, :]
+    np.exp(a - np.maximum.reduce(a, axis=2, keepdims=True), out=c)
+    c /= np.add.reduce(c, axis=2, keepdims=True)
     c += eps
-    columns, rows = np.empty_like(c[:, :1, :]), np.empty_like(c[:, :, :1])
-    _divide_by_sum(c, 1, columns, eps)
+    columns, rows = np.empty((len(a), 1, s), np.float32), np.empty((len(a), s, 1), np.float32)
+    np.divide(c, np.add.reduce(with_row, axis=1, keepdims=True, out=columns), out=c)
     for _ in range(rounds - 1):
-        _divide_by_sum(c, 2, rows, eps)
-        _divide_by_sum(c, 1, columns, eps)
+        np.divide(c, np.add.reduce(with_column, axis=2, keepdims=True, out=rows), out=c)
+        np.divide(c, np.add.reduce(with_row, axis=1, keepdims=True, out=columns), out=c)
     return c
-
-
-def _divide_by_sum(c: F32, axis: int, total: F32, eps: np.float32) -> None:
-    """c /= (sum over `axis` + eps) in place; `total` is scratch, as 39 of these run for every site of every token."""
-    np.add.reduce(c, axis=axis, keepdims=True, out=total)
-    np.add(total, eps, out=total)
-    np.divide(c, total, out=c)
 
 
 def collapse(streams: F32, pre: F32, arithmetic: Arithmetic) -> F32:

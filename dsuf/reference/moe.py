@@ -30,7 +30,7 @@ class Router:
 
     def weights(self, scores: F32, experts: I64) -> F32:
         """Routing weights [rows, chosen] of `experts`: they sum to the route scale."""
-        picked = np.take_along_axis(scores, experts, axis=1)
+        picked = scores[np.arange(len(experts))[:, None], experts]
         total: F32 = np.add.reduce(picked, axis=1, keepdims=True)
         return picked / (total + np.float32(1e-20)) * self.route_scale
 
@@ -104,5 +104,6 @@ def group_by_expert(experts: I64, count: int) -> tuple[I64, int, I64]:
 
 def swiglu(hidden: F32, limit: np.float32) -> F32:
     """silu(a) · b for the halves a, b of `hidden`; b clamped to ± limit, a from above only."""
-    a, b = np.split(hidden, 2, axis=-1)
-    return silu(np.minimum(a, limit)) * np.clip(b, -limit, limit)
+    half = hidden.shape[-1] // 2
+    a, b = hidden[..., :half], hidden[..., half:]
+    return silu(np.minimum(a, limit)) * np.minimum(np.maximum(b, -limit), limit)

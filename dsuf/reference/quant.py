@@ -46,11 +46,9 @@ def _round_to_mantissa(x: F32, smallest_normal: float, mantissa_bits: int) -> F3
     return rounded
 
 
-def ceil_power_of_two(x: F32) -> tuple[F32, Bytes]:
-    """The smallest power of two at or above each positive normal `x`, by its bits, as value and as E8M0 byte."""
-    bits = x.view(np.uint32)
-    exponent = (bits >> np.uint32(23)) + ((bits & np.uint32(0x007FFFFF)) != 0)
-    return (exponent << np.uint32(23)).astype(np.uint32).view(np.float32), exponent.astype(np.uint8)
+def ceil_power_of_two(x: F32) -> F32:
+    """The smallest power of two at or above each positive normal `x`, by its bits: any mantissa carries over."""
+    return ((x.view(np.uint32) + np.uint32(0x007FFFFF)) & np.uint32(0x7F800000)).view(np.float32)
 
 
 def encode_e4m3(x: F32) -> Bytes:
@@ -62,6 +60,11 @@ def encode_e4m3(x: F32) -> Bytes:
 def decode_e4m3(codes: Bytes) -> F32:
     """Values of E4M3 codes."""
     return _E4M3_VALUES.take(codes)
+
+
+def encode_e8m0(x: F32) -> Bytes:
+    """Codes of powers of two."""
+    return (x.view(np.uint32) >> np.uint32(23)).astype(np.uint8)
 
 
 def decode_e8m0(codes: Bytes) -> F32:
@@ -86,29 +89,20 @@ class Quantiser:
     group: int
     codes_per_byte: int
 
-    def scale(self, largest: F32) -> tuple[F32, Bytes]:
-        """Scales and their bytes for groups whose largest magnitude is `largest`."""
-        raise NotImplementedError
-
     def row_bytes(self, width: int) -> int:
         """Bytes of one packed row of `width` elements."""
         return width // self.codes_per_byte + width // self.group
 
-    def quantise(self, x: F32) -> tuple[F32, F32, Bytes]:
-        """Elements in units of their scale [..., groups, group], scales [..., groups, 1], scale bytes [..., groups]."""
-        grouped = x.reshape(*x.shape[:-1], x.shape[-1] // self.group, self.group)
-        scale, scale_bytes = self.scale(np.abs(grouped).max(axis=-1))
-        return self._round(grouped / scale[..., None]), scale[..., None], scale_bytes
-
     def roundtrip(self, x: F32) -> F32:
         """`x` as its quantised form means it, float32 of the same shape."""
-        elements, scale, _ = self.quantise(x)
-        return (elements * scale).reshape(x.shape)
+        elements, scale = self._quantise(x)
+        elements *= scale[..., None]
+        return elements.reshape(x.shape)
 
     def pack(self, x: F32) -> Bytes:
         """Rows `x` [rows, width] as bytes [rows, row_bytes(width)]."""
-        elements, _, scale_bytes = self.quantise(x)
-        return np.concatenate([self._encode(elements.reshape(x.shape)), scale_bytes], axis=-1)
+        elements, scale = self._quantise(x)
+        return np.concatenate([self._encode(elements.reshape(x.shape)), self._encode_scale(scale)], axis=-1)
 
     def unpack(self, rows: Bytes) -> F32:
         """Values [rows, width] of packed rows; the inverse of `pack` up to rounding."""
@@ -117,8 +111,18 @@ class Quantiser:
         scale = self._decode_scale(rows[..., split:])
         return (values.reshape(*scale.shape, self.group) * scale[..., None]).reshape(values.shape)
 
+    def _quantise(self, x: F32) -> tuple[F32, F32]:
+        """Elements in units of their scale [..., groups, group] and scales [..., groups]."""
+        grouped = x.reshape(*x.shape[:-1], x.shape[-1] // self.group, self.group)
+        scale = self._scale(np.maximum.reduce(np.abs(grouped), axis=-1))
+        return self._round(grouped / scale[..., None]), scale
+
+    def _scale(self, largest: F32) -> F32:
+        """Scales of groups whose largest magnitude is `largest`."""
+        raise NotImplementedError
+
     def _round(self, x: F32) -> F32:
-        return round_e2m1(np.clip(x, -E2M1_MAX, E2M1_MAX))
+        return round_e2m1(x)
 
     def _encode(self, x: F32) -> Bytes:
         return encode_e2m1(x)
@@ -126,21 +130,27 @@ class Quantiser:
     def _decode(self, codes: Bytes) -> F32:
         return decode_e2m1(codes)
 
+    def _encode_scale(self, scale: F32) -> Bytes:
+        return encode_e8m0(scale)
+
     def _decode_scale(self, codes: Bytes) -> F32:
         return decode_e8m0(codes)
 
 
 class Fp8(Quantiser):
-    """E4M3 by 32 with an E8M0 scale: inputs of quantised linear layers, and window rows."""
+    """E4M3 by 32 with an E8M0 scale: inputs of quantised linear layers, and window rows.
+
+    scale = 2^ceil(log2(max(largest, 1e-4) / 448)), the division by multiplying with float32(1/448). Elements stay
+    within 448 up to a rounding error that the format's rounding takes away, so there is nothing to clamp.
+    """
 
     group, codes_per_byte = 32, 1
 
-    def scale(self, largest: F32) -> tuple[F32, Bytes]:
-        """2^ceil(log2(max(largest, 1e-4) / 448)), the division by multiplying with float32(1/448)."""
+    def _scale(self, largest: F32) -> F32:
         return ceil_power_of_two(np.maximum(largest, np.float32(1e-4)) * np.float32(1 / 448))
 
     def _round(self, x: F32) -> F32:
-        return round_e4m3(np.clip(x, -E4M3_MAX, E4M3_MAX))
+        return round_e4m3(x)
 
     def _encode(self, x: F32) -> Bytes:
         return encode_e4m3(x)
@@ -150,24 +160,34 @@ class Fp8(Quantiser):
 
 
 class Fp4Index(Quantiser):
-    """E2M1 by 32 with an E8M0 scale: index queries and index keys."""
+    """E2M1 by 32 with an E8M0 scale: index queries and index keys.
+
+    scale = 2^ceil(log2(max(largest, 6 · 2^-126) / 6)), the division by multiplying with float32(1/6).
+    """
 
     group, codes_per_byte = 32, 2
 
-    def scale(self, largest: F32) -> tuple[F32, Bytes]:
-        """2^ceil(log2(max(largest, 6 * 2^-126) / 6)), the division by multiplying with float32(1/6)."""
+    def _scale(self, largest: F32) -> F32:
         return ceil_power_of_two(np.maximum(largest, np.float32(6 * 2.0**-126)) * np.float32(1 / 6))
 
 
 class Fp4Entry(Quantiser):
-    """E2M1 by 16 with an E4M3 scale: compressed KV entries. Here x / scale must be a true division: ties move else."""
+    """E2M1 by 16 with an E4M3 scale: compressed KV entries.
+
+    scale = E4M3(max(largest, 6 · 2^-9) / 6), saturating at 448. A rounded scale can be too small, hence the clamp; and
+    x / scale must be a true division, since ties move otherwise.
+    """
 
     group, codes_per_byte = 16, 2
 
-    def scale(self, largest: F32) -> tuple[F32, Bytes]:
-        """E4M3(max(largest, 6 * 2^-9) / 6), saturating at 448."""
-        scale = round_e4m3(np.minimum(np.maximum(largest, np.float32(6 * 2.0**-9)) / E2M1_MAX, E4M3_MAX))
-        return scale, encode_e4m3(scale)
+    def _scale(self, largest: F32) -> F32:
+        return round_e4m3(np.minimum(np.maximum(largest, np.float32(6 * 2.0**-9)) / E2M1_MAX, E4M3_MAX))
+
+    def _round(self, x: F32) -> F32:
+        return round_e2m1(np.minimum(np.maximum(x, -E2M1_MAX), E2M1_MAX))
+
+    def _encode_scale(self, scale: F32) -> Bytes:
+        return encode_e4m3(scale)
 
     def _decode_scale(self, codes: Bytes) -> F32:
         return decode_e4m3(codes)

@@ -79,15 +79,15 @@ def read_header(path: Path) -> Header:
     `CheckpointError` where there is no header to speak of.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # before opening: that would wait for the other end of a pipe
+            raise CheckpointError(f"{path.name}: not a regular file")
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise CheckpointError(f"{path.name}: not a regular file")
+            file_bytes = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
-            if len(prefix) < 8 or length > min(MAX_HEADER_BYTES, status.st_size - 8):
-                raise CheckpointError(f"{path.name}: {_length_fault(len(prefix), length, status.st_size)}")
-            return parse_header(file.read(length), status.st_size)
+            if len(prefix) < 8 or length > min(MAX_HEADER_BYTES, file_bytes - 8):
+                raise CheckpointError(f"{path.name}: {_length_fault(len(prefix), length, file_bytes)}")
+            return parse_header(file.read(length), file_bytes)
     except OSError as error:
         raise CheckpointError(f"{path.name}: cannot read: {error.strerror}") from error
     except _BAD_JSON as error:

@@ -71,13 +71,17 @@ def test_length_stop_is_the_clients_failure(client: Client, folder: Path, tmp_pa
 
 def test_engine_failure_is_retried(client: Client, folder: Path, tmp_path: Path) -> None:
     """A turn that fails in mid-stream ends in a way that the client answers with a second try."""
+    # The prompt takes fewer than 30 steps of 256 tokens, so this step decodes and part of the reply is out.
+    half = {"reasoning": "I begin.", "reply": "and on " * 100, "fail_at_step": 40}
     rules = [
-        {"match": replies.WITH_TOOLS, "times": 1, "reasoning": "Half", "reply": "of this", "fail_at_step": 3},
+        {"match": replies.WITH_TOOLS, "times": 1, **half},
         {"reasoning": "Again.", "reply": "The whole answer."},
     ]
     with process.serve_script(tmp_path, rules) as url:
         outcome = client.ask(url, "Say it.", folder)
     assert (outcome.status, outcome.answer) == (0, "The whole answer."), outcome.errors
+    log = (tmp_path / "server.log").read_text()
+    assert '"reason":"EngineFailed","stage":"writing"' in log
 
 
 def test_embedded_default_keeps_the_protocol(client: Client, folder: Path, tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_messages_error_envelope(messages: anthropic.Anthropic) -> None:
     """A bad value is the SDK's 400 in the Anthropic envelope."""
     with pytest.raises(anthropic.BadRequestError) as raised:
         messages.messages.create(
-            model=MODEL, max_tokens=10, temperature=9, messages=[{"role": "user", "content": "Hi"}]
+            model=MODEL, max_tokens=10, extra_body={"temperature": 9}, messages=[{"role": "user", "content": "Hi"}]
         )
     assert isinstance(raised.value.body, dict)
     assert raised.value.body["type"] == "error"

@@ -11,8 +11,12 @@ _LENIENT_TYPES = {"application/octet-stream", "application/x-www-form-urlencoded
 _ENCODINGS = {"", "identity", "gzip", "deflate"}
 
 
+class BodyBroken(InvalidRequest):
+    """Framing or compression of the body is damaged: where the next request begins cannot be known."""
+
+
 async def read_body(request: web.Request, *, limit_bytes: int, timeout_s: float) -> bytes:
-    """The body, decompressed; raises `MediaTypeRefused`, `BodyTooLarge`, `BodyTimeout` or `InvalidRequest`."""
+    """The body, decompressed; raises `MediaTypeRefused`, `BodyTooLarge`, `BodyTimeout` or `BodyBroken`."""
     _check_type(request)
     if (request.content_length or 0) > limit_bytes:
         raise _too_large(limit_bytes)
@@ -24,7 +28,7 @@ async def read_body(request: web.Request, *, limit_bytes: int, timeout_s: float)
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(limit_bytes) from error
     except web.RequestPayloadError as error:
-        raise InvalidRequest("the request body is broken: its framing or compression cannot be read") from error
+        raise BodyBroken("the request body is broken: its framing or compression cannot be read") from error
 
 
 def _check_type(request: web.Request) -> None:

@@ -1,8 +1,9 @@
-"""Connections: what aiohttp does by default is changed in three ways.
+"""Connections: what aiohttp does by default is changed in four ways.
 
 - The end of the client's stream aborts the connection while a request runs, so that its handler is cancelled at once,
   even where unsent data would keep the connection half open.
 - A request's head must arrive within a time limit.
+- A client must read a whole reply within the write deadline, as it must each event of a stream.
 - What cannot be parsed as HTTP is answered in JSON, and not logged as an error of ours.
 """
 
@@ -10,21 +11,24 @@ import asyncio
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from dsuf.api.failure import error_response, internal_error
+from dsuf.api.parts import SETTINGS, Settings
 from dsuf.errors import InvalidRequest
 
+_CLIENT_FAULTS = (web.RequestPayloadError, HttpProcessingError, ConnectionError)
 _IDLE_S = 3600.0  # between two requests of one connection: longer than a proxy in front is likely to wait
 
 
 class Connection(web.RequestHandler):
     """One client connection."""
 
-    __slots__ = ("_head_deadline", "header_timeout_s")
+    __slots__ = ("_head_deadline", "_settings")
 
-    def __init__(self, server: web.Server, *, header_timeout_s: float, **options: Any) -> None:
+    def __init__(self, server: web.Server, *, settings: Settings, **options: Any) -> None:
         super().__init__(server, **options)
-        self.header_timeout_s = header_timeout_s
+        self._settings = settings
         self._head_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -50,6 +54,18 @@ class Connection(web.RequestHandler):
         self._stop_waiting()
         super().connection_lost(exc)
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write what the handler left to be written, under the write deadline."""
+        try:
+            async with asyncio.timeout(self._settings.write_timeout_s):
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError as error:
+            if self.transport is not None:
+                self.transport.abort()
+            raise ConnectionError("the client does not read") from error
+
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
@@ -63,6 +79,11 @@ class Connection(web.RequestHandler):
         response.force_close()
         return response
 
+    def log_exception(self, *args: Any, **options: Any) -> None:
+        """Log a fault of ours; what a client's bytes did is told to the client alone."""
+        if not isinstance(options.get("exc_info"), _CLIENT_FAULTS):
+            super().log_exception(*args, **options)
+
     def _awaits_head(self) -> bool:
         """Whether no request is running or parsed. Before the first, aiohttp may not have begun to wait yet."""
         waits = self._waiter is not None or self._request_count == 0
@@ -71,7 +92,7 @@ class Connection(web.RequestHandler):
     def _expect_head(self) -> None:
         """Give the next head its time."""
         loop = asyncio.get_running_loop()
-        self._head_deadline = loop.call_later(self.header_timeout_s, self._give_up)
+        self._head_deadline = loop.call_later(self._settings.header_timeout_s, self._give_up)
 
     def _stop_waiting(self) -> None:
         """A head has arrived, or none is awaited."""
@@ -89,25 +110,25 @@ class Connection(web.RequestHandler):
 class ApiServer(web.Server):
     """Makes a `Connection` of each accepted socket."""
 
-    def __init__(self, handler: Any, *, header_timeout_s: float, **options: Any) -> None:
+    def __init__(self, handler: Any, *, settings: Settings, **options: Any) -> None:
         super().__init__(handler, handler_cancellation=True, **options)
-        self._header_timeout_s = header_timeout_s
+        self._settings = settings
 
     def __call__(self) -> web.RequestHandler:
         """A protocol for a new connection."""
         loop = asyncio.get_running_loop()
-        return Connection(self, header_timeout_s=self._header_timeout_s, loop=loop, **self._kwargs)
+        return Connection(self, settings=self._settings, loop=loop, **self._kwargs)
 
 
 class ApiRunner(web.AppRunner):
-    """Runs an application with `Connection`s; use it like aiohttp's own: `setup`, sites, `cleanup`.
+    """Runs an application that `build_app` made; use it like aiohttp's own runner: `setup`, sites, `cleanup`.
 
     `shutdown_s` is how long `cleanup` waits for running requests.
     """
 
-    def __init__(self, app: web.Application, *, header_timeout_s: float = 30.0, shutdown_s: float = 60.0) -> None:
+    def __init__(self, app: web.Application, *, shutdown_s: float = 60.0) -> None:
         super().__init__(app, access_log=None, keepalive_timeout=_IDLE_S, shutdown_timeout=shutdown_s)
-        self._header_timeout_s = header_timeout_s
+        self._settings = app[SETTINGS]
 
     async def _make_server(self) -> web.Server:
         """The application's handler in a server of ours."""
@@ -115,6 +136,6 @@ class ApiRunner(web.AppRunner):
         return ApiServer(
             plain.request_handler,
             request_factory=plain.request_factory,
-            header_timeout_s=self._header_timeout_s,
+            settings=self._settings,
             **plain._kwargs,
         )

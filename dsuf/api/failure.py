@@ -3,6 +3,7 @@
 import msgspec
 from aiohttp import web
 
+from dsuf.api.body import BodyBroken
 from dsuf.errors import (
     BodyTooLarge,
     EngineFailed,
@@ -37,7 +38,7 @@ def error_response(protocol: Protocol, error: RequestError, request_id: str) -> 
         response.headers["Retry-After"] = str(error.retry_after_s or _RETRY_AFTER_S)
     if isinstance(error, MethodNotAllowed):
         response.headers["Allow"] = ", ".join(error.allowed)
-    if error.status in _CLOSING:
+    if error.status in _CLOSING or isinstance(error, BodyBroken):
         response.force_close()
     return response
 

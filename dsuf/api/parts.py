@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
+from aiohttp import web
 
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import EngineFacts, Submit
@@ -69,6 +70,9 @@ class Metrics(Protocol):
 
     def count_malformed_call(self) -> None:
         """One reply with a tool call block that the library dropped."""
+
+
+SETTINGS = web.AppKey("settings", Settings)
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from dsuf.api.chat import CHAT
 from dsuf.api.dialect import Dialect
 from dsuf.api.guard import Handler, guard, stamp
 from dsuf.api.messages import MESSAGES
-from dsuf.api.parts import Parts
+from dsuf.api.parts import SETTINGS, Parts
 from dsuf.api.turn import answer
 from dsuf.errors import MethodNotAllowed, PathNotFound, UnsupportedFeature
 
@@ -101,6 +101,7 @@ _SLASHES = re.compile("/{2,}")
 def build_app(parts: Parts) -> web.Application:
     """The application that serves `parts`. Run it with `connection.ApiRunner`, which tells handlers of lost clients."""
     app = web.Application(client_max_size=parts.settings.body_limit_bytes)
+    app[SETTINGS] = parts.settings
     app.router.add_route("*", "/{path:.*}", partial(_dispatch, parts=parts))
 
     @web.middleware

@@ -179,7 +179,7 @@ async def serve(vocabulary: Vocabulary, **settings: Any) -> AsyncIterator[Rig]:
         submit=submit, vocabulary=vocabulary, facts=facts, status=status, metrics=metrics,
         settings=Settings(**({"context_tokens": CONTEXT_TOKENS} | settings)),
     )  # fmt: skip
-    runner = ApiRunner(build_app(parts), header_timeout_s=parts.settings.header_timeout_s, shutdown_s=1.0)
+    runner = ApiRunner(build_app(parts), shutdown_s=1.0)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -219,6 +219,7 @@ async def connect(port: int, path: str, body: Any, *, close: bool = False) -> so
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     loop = asyncio.get_running_loop()
     raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # so that who does not read is soon noticed
     raw.setblocking(False)
     await loop.sock_connect(raw, ("127.0.0.1", port))
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
@@ -249,5 +250,5 @@ async def receive(raw: socket.socket, timeout_s: float = 10.0) -> bytes:
 async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
     """Wait for `condition`; raises `TimeoutError`."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - conditions are plain state, without an event
             await asyncio.sleep(0.005)

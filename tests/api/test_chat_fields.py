@@ -1,6 +1,6 @@
 """Every accepted and every refused value of every field of a chat completion, with status, envelope and message.
 
-Refusals in the library's words are the library's; a value that it accepts and that is not served yet is refused by name.
+What the library refuses is refused in its words; what it accepts and is not served yet is refused by name.
 """
 
 import json

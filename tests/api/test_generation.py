@@ -8,8 +8,8 @@ from dsuf.types import StepResult, Usage
 from tests.api.rig import MODEL, Rig, chat_body, hide_ids, message_body, read_events, read_objects, serve
 
 CALL = (
-    "Let me see.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"read\">\n"
-    "<｜DSML｜ parameter name=\"path\" string=\"true\">/etc/hosts</｜DSML｜ parameter>\n"
+    'Let me see.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="read">\n'
+    '<｜DSML｜ parameter name="path" string="true">/etc/hosts</｜DSML｜ parameter>\n'
     "</｜DSML｜ invoke>\n</｜DSML｜ calls>"
 )
 TOOL = {"type": "object", "properties": {"path": {"type": "string"}}}

@@ -81,7 +81,7 @@ def test_engine_failure_is_retried(client: Client, folder: Path, tmp_path: Path)
         outcome = client.ask(url, "Say it.", folder)
     assert (outcome.status, outcome.answer) == (0, "The whole answer."), outcome.errors
     log = (tmp_path / "server.log").read_text()
-    assert '"reason":"EngineFailed","stage":"writing"' in log
+    assert '"reason":"EngineFailed","stage":"decoding"' in log
 
 
 def test_embedded_default_keeps_the_protocol(client: Client, folder: Path, tmp_path: Path) -> None:

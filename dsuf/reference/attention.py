@@ -190,8 +190,8 @@ class Attention:
         if filters:
             mask = candidate_mask(scores, reachable, c.candidate_topk_blocks, c.candidate_block_size)
             segment.candidates[rows, : mask.shape[1]] = mask
-            return allowed
-        return allowed & segment.candidates[rows, : allowed.shape[1]]
+        restricted = self.mode == "reindex" and c.kv_source(self.layer) == c.candidate_source_layer
+        return allowed & segment.candidates[rows, : allowed.shape[1]] if restricted else allowed
 
     def _key_layer(self, segment: Segment) -> int:
         """The layer whose index keys are scored: the own source, unless the released decode is asked for.

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dsuf.checkpoint.config import load_config
-from dsuf.checkpoint.digests import read_digests
+from dsuf.checkpoint.digests import DIGESTS_NAME, read_digests, write_digests
+from dsuf.checkpoint.fetch import RELEASE, REVISION, fetch_release, list_release
 from dsuf.checkpoint.inventory import expected_tensors, tally
 from dsuf.checkpoint.plan import format_plan
 from dsuf.checkpoint.progress import Progress
@@ -32,12 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify.add_argument(
         "--digests", metavar="FILE", type=Path, help="SHA-256 digests, a line a file as sha256sum has them"
     )
+    fetch = actions.add_parser("fetch", help="download a release, or go on doing so", allow_abbrev=False)
+    fetch.add_argument("repo", metavar="REPO", nargs="?", default=RELEASE, help=f"default: {RELEASE}")
+    fetch.add_argument("directory", metavar="DIR", type=Path, help="where the files go; made if it is not there")
+    fetch.add_argument("--revision", metavar="R", help="branch, tag or commit (default: one that is known to work)")
+    fetch.add_argument("--endpoint", metavar="URL", help="another server that speaks the hub's protocol")
+    fetch.add_argument("--jobs", metavar="N", type=int, default=4, help="files downloaded at once (default: 4)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the chosen action; 0 done, 1 a fault was found. Raises `CommandError` for an unusable argument."""
     if args.action == "plan":
         return _plan(args.config)
+    if args.action == "fetch":
+        revision = args.revision or (REVISION if args.repo == RELEASE else "main")
+        return _fetch(args.repo, revision, args.endpoint, args.directory, args.jobs)
     return _verify(args.directory, args.digests)
 
 
@@ -84,3 +94,29 @@ def _print_digest_faults(directory: Path, digests: Mapping[str, str]) -> int:
         count += 1
     progress.close()
     return count
+
+
+def _fetch(repo: str, revision: str, endpoint: str | None, directory: Path, jobs: int) -> int:
+    """Download, print every file that failed, and leave the digests of those that are there."""
+    if not 1 <= jobs <= 64:
+        raise CommandError(f"--jobs is {jobs}; it must be 1 to 64")
+    if directory.exists() and not directory.is_dir():
+        raise CommandError(f"{directory} is not a directory")
+    try:
+        release = list_release(repo, revision, endpoint)
+    except CheckpointError as error:
+        print(error)
+        return 1
+    print(f"{repo} at {release.revision}: {len(release.files)} files, {release.bytes:,} bytes", flush=True)
+    progress, digests, failed = Progress("fetch", release.bytes, sys.stderr), dict[str, str](), 0
+    for line in fetch_release(release, directory, jobs, progress.advance, digests):
+        progress.clear()
+        print(line, flush=True)
+        failed += 1
+    progress.close()
+    write_digests(directory / DIGESTS_NAME, digests)
+    if failed:
+        print(f"{directory}: {failed} of {len(release.files)} files are not there; the same command goes on")
+        return 1
+    print(f"{directory}: {len(digests)} files with the right digests, listed in {DIGESTS_NAME}")
+    return 0

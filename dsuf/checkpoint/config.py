@@ -109,7 +109,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.compress_ratios[layer]
 
     def mode(self, layer: int) -> LayerMode:
-        """What `layer` does about compressed KV (`model.md` section 2)."""
+        """What `layer` does about compressed KV."""
         if self.ratio(layer) == 0:
             return "window"
         if layer in self.kv_source_layers:

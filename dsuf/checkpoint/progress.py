@@ -1,5 +1,6 @@
 """A progress bar on a terminal; elsewhere a line every few seconds."""
 
+import threading
 import time
 from typing import TextIO
 
@@ -17,18 +18,20 @@ class Progress:
         self._stream = stream
         self._unit = unit
         self._done = 0
+        self._lock = threading.Lock()
         self._terminal = stream.isatty()
         self._interval_s = _TERMINAL_INTERVAL_S if self._terminal else _LINE_INTERVAL_S
         self._started = time.monotonic()
         self._shown = self._started
 
     def advance(self, amount: int) -> None:
-        """Count `amount` more units as done."""
-        self._done += amount
-        now = time.monotonic()
-        if now - self._shown >= self._interval_s:
-            self._shown = now
-            self._show("")
+        """Count `amount` more units as done; any thread may call it."""
+        with self._lock:
+            self._done += amount
+            now = time.monotonic()
+            if now - self._shown >= self._interval_s:
+                self._shown = now
+                self._show("")
 
     def clear(self) -> None:
         """Free the terminal's line for other output."""

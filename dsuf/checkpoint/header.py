@@ -121,6 +121,11 @@ def show(name: str) -> str:
     return ascii(name[:200])
 
 
+def show_some(names: list[str]) -> str:
+    """The first of `names` as text, and how many more there are."""
+    return show(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
 def _length_fault(prefix_bytes: int, length: int, file_bytes: int) -> str:
     """Why a header of `length` bytes cannot be in a file of `file_bytes`."""
     if prefix_bytes < 8:
@@ -160,13 +165,8 @@ def _layout_faults(entries: dict[str, Entry], data_bytes: int) -> list[str]:
         faults.append(f"trailing bytes: {data_bytes - end} bytes follow the last tensor")
     elif data_bytes < end:
         cut = [name for name, entry in entries.items() if entry.stop > data_bytes]
-        faults.append(f"truncated: {end - data_bytes} bytes are missing at the end, of tensor {_some(cut)}")
+        faults.append(f"truncated: {end - data_bytes} bytes are missing at the end, of tensor {show_some(cut)}")
     return faults
-
-
-def _some(names: list[str]) -> str:
-    """The first of `names`, and how many more there are."""
-    return show(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _one_line(error: BaseException) -> str:

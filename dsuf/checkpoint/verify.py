@@ -1,6 +1,5 @@
 """All that is wrong with a checkpoint directory, a line each."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import msgspec
 
 from dsuf.checkpoint.config import ModelConfig, load_config
 from dsuf.checkpoint.digests import digest_file
-from dsuf.checkpoint.header import Entry, read_header, show
+from dsuf.checkpoint.header import Entry, read_header, show, show_some
 from dsuf.checkpoint.inventory import content_faults, expected_tensors, missing_tensors
 from dsuf.checkpoint.shards import INDEX_NAME, SINGLE_NAME, read_index
 from dsuf.errors import CheckpointError
@@ -82,10 +81,10 @@ def _look_at_index(directory: Path, survey: Survey) -> None:
         survey.faults.append(str(error))
     if survey.index is None:
         return
-    for shard, count in sorted(Counter(survey.index.values()).items()):
-        if shard not in present:
-            survey.faults.append(f"{shard}: missing shard: the index puts {count} tensors into it")
-            survey.dark.add(shard)
+    for shard in sorted(set(survey.index.values()) - present):
+        names = [name for name, home in survey.index.items() if home == shard]
+        survey.faults.append(f"{shard}: missing shard: the index puts tensor {show_some(names)} into it")
+        survey.dark.add(shard)
 
 
 def _look_at_shard(path: Path, survey: Survey) -> None:

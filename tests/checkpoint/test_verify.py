@@ -100,6 +100,10 @@ def wrong_shard(copy: Path) -> None:
     edit_index(copy, lambda index: index.update({WEIGHT: SECOND}))
 
 
+def absent_shard_in_index(copy: Path) -> None:
+    edit_index(copy, lambda index: index.update({WEIGHT: "model-00003-of-00002.safetensors"}))
+
+
 def not_in_index(copy: Path) -> None:
     edit_index(copy, lambda index: index.pop(WEIGHT))
 
@@ -140,6 +144,13 @@ def missing_config(copy: Path) -> None:
         (trailing_bytes, [f"{FIRST}: trailing bytes: 3 bytes"]),
         (overlapping_offsets, [f"{FIRST}: tensor layers.0.attn.wq_b.scale: overlapping offsets", f"{FIRST}: tensor "]),
         (wrong_shard, [f"{INDEX}: tensor {WEIGHT}: wrong shard: the index says {SECOND}, it is in {FIRST}"]),
+        (
+            absent_shard_in_index,
+            [
+                f"model-00003-of-00002.safetensors: missing shard: the index puts tensor {WEIGHT} into it",
+                f"{INDEX}: tensor {WEIGHT}: wrong shard",
+            ],
+        ),
         (not_in_index, [f"{FIRST}: tensor {WEIGHT}: not in the index"]),
         (stored_twice, [f"{SECOND}: tensor {WEIGHT}: stored twice"]),
         (unknown_shard, ["extra.safetensors: unknown shard", "extra.safetensors: tensor extra: unknown tensor"]),

@@ -12,8 +12,9 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from aiohttp.web_protocol import _ErrInfo
 
-from dsuf.api.failure import error_response, internal_error
+from dsuf.api.failure import SERVER_NAME, error_response, internal_error
 from dsuf.api.parts import SETTINGS, Settings
 from dsuf.errors import InvalidRequest
 
@@ -39,6 +40,7 @@ class Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Take data; in between requests it must make up a head in time."""
         super().data_received(data)
+        self._fail_broken_bodies()
         if not self._awaits_head():
             self._stop_waiting()
         elif self._head_deadline is None:
@@ -76,6 +78,7 @@ class Connection(web.RequestHandler):
             raise ConnectionError("the response has begun already")
         error = InvalidRequest("not a valid HTTP request") if status < 500 else internal_error()
         response = error_response("chat", error, "")
+        response.headers["Server"] = SERVER_NAME
         response.force_close()
         return response
 
@@ -83,6 +86,17 @@ class Connection(web.RequestHandler):
         """Log a fault of ours; what a client's bytes did is told to the client alone."""
         if not isinstance(options.get("exc_info"), _CLIENT_FAULTS):
             super().log_exception(*args, **options)
+
+    def _fail_broken_bodies(self) -> None:
+        """After bytes that are no HTTP, no body before them can be completed: do not let its handler wait for it."""
+        if not self._messages or not isinstance(self._messages[-1][0], _ErrInfo):
+            return
+        payloads = [payload for _, payload in self._messages]
+        if self._current_request is not None:
+            payloads.append(self._current_request.content)
+        for payload in payloads:
+            if not payload.is_eof():
+                payload.set_exception(web.RequestPayloadError("the body's framing is broken"))
 
     def _awaits_head(self) -> bool:
         """Whether no request is running or parsed. Before the first, aiohttp may not have begun to wait yet."""

@@ -14,6 +14,7 @@ from dsuf.errors import (
 )
 from dsuf.recipe.render import ConversionRefused, Protocol
 
+SERVER_NAME = "dsuf"
 _CLOSING = {408, 413, 503}  # what is left of the body is not worth reading, or the node is going away
 _RETRY_AFTER_S = 1  # for a 429 or 503 that names no time of its own
 

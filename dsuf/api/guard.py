@@ -8,7 +8,7 @@ from aiohttp import web
 from dsuf.api.auth import authenticate
 from dsuf.api.dialect import Dialect
 from dsuf.api.exchange import CLIENT_LEFT, EXCHANGE, Exchange, choose_request_id
-from dsuf.api.failure import error_response, internal_error, name_http_error
+from dsuf.api.failure import SERVER_NAME, error_response, internal_error, name_http_error
 from dsuf.api.parts import Parts
 from dsuf.errors import RequestError
 from dsuf.observe.log import log_event
@@ -59,7 +59,7 @@ async def _run(request: web.Request, handler: Handler, dialect: Dialect) -> web.
 def stamp(request: web.Request, response: web.StreamResponse, dialect: Dialect) -> None:
     """Headers of every response, set before any of it is sent."""
     exchange = request.get(EXCHANGE)
-    response.headers["Server"] = "dsuf"
+    response.headers["Server"] = SERVER_NAME
     if exchange is not None:
         response.headers["x-request-id"] = exchange.request_id
         if dialect.request_id_header is not None:

@@ -5,17 +5,9 @@ import logging
 import random
 
 import pytest
-import uvloop
 
 from dsuf.types import StepResult, Turn
 from tests.api.rig import Rig, Step, chat_body, connect, leave, until
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    """The loop that nodes run on, since losing a connection is the loop's business."""
-    return uvloop.EventLoopPolicy()
-
 
 WAYS = ["close", "half-close", "reset"]
 FOREVER = float("inf")

@@ -23,6 +23,7 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "requirements.lock").write_text("# nothing\n")
     (tmp_path / "requirements-dev.lock").write_text("# nothing to develop with\n")
     (tmp_path / "dsuf").mkdir()
+    (tmp_path / "dsuf" / "__init__.py").touch()
     (tmp_path / "dsuf" / "__main__.py").write_text(PROGRAM)
     return tmp_path
 

@@ -22,6 +22,7 @@ from dsuf.node.engines import Model, find_directory, foresee_facts, load_engine,
 from dsuf.node.gate import Gate
 from dsuf.node.pulse import Pulse
 from dsuf.node.startup import Startup
+from dsuf.node.threads import limit_threads
 from dsuf.observe.log import log_event, start_logging
 from dsuf.observe.metrics import Metrics
 from dsuf.recipe.names import SERVED_NAMES
@@ -35,6 +36,7 @@ FAREWELL_S = 5.0  # for handlers to write their last bytes, and again for the en
 
 def serve(settings: Settings) -> int:
     """Serve until a signal comes; returns the exit code. Raises `CommandError` or `CheckpointError` from the start."""
+    limit_threads(settings.threads)
     with bind(settings.host, settings.port) as listener:
         startup = Startup()
         writer = start_logging(settings.log_level)

@@ -112,7 +112,7 @@ def load_settings(
     """The settings out of all three sources; raises `CommandError` that names setting, value, source and reason.
 
     `flags` holds the flags that were given, by setting name; names that are no setting are ignored, and so are `DSUF_…`
-    variables that are none. An unknown key in the file is an error, since nothing else can have meant it.
+    variables that resemble none. An unknown key in the file is an error, since nothing else can have meant it.
     """
     values: dict[str, Any] = {}
     settings = list_settings()
@@ -156,8 +156,16 @@ def _sources(
     """What each source gives, weakest first, with the source's name for messages."""
     if toml_path is not None:
         yield str(toml_path), _read_file(toml_path, [setting.name for setting in settings])
+    _refuse_slips([setting.variable for setting in settings], environ)
     yield "environment", {s.name: environ[s.variable] for s in settings if s.variable in environ}
     yield "flag", flags
+
+
+def _refuse_slips(known: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Refuse a variable that is a setting's name but for a letter or two; other `DSUF_…` variables serve other ends."""
+    for name in environ.keys() - set(known):
+        if name.startswith("DSUF_") and (near := difflib.get_close_matches(name, known, 1, cutoff=0.92)):
+            raise CommandError(f"environment: unknown setting {name!r}; did you mean {near[0]!r}?")
 
 
 def _read_file(path: Path, names: list[str]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
     assert (loaded.port, loaded.max_turns, loaded.host, loaded.clamp_max_tokens) == (3, 5, "::1", False)
     assert loaded.queue_limit == Settings().queue_limit
     assert load_settings() == Settings()
+    others = {"DSUF_GOLDEN": "/g", "DSUF_SM": "sm_90a", "DSUF_NO_SETUP": "1", "DSUF_PYTHON": "p", "PORT": "1"}
+    assert load_settings({}, others) == Settings()
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,7 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         ({"DSUF_DRAIN_S": "inf"}, ["drain_s", "finite"]),
         ({"DSUF_STEP_DEADLINE_S": "0"}, ["step_deadline_s", "> 0"]),
         ({"DSUF_API_KEY_FILE": "/nowhere"}, ["api_key_file", "/nowhere"]),
+        ({"DSUF_MAX_TURN": "3"}, ["DSUF_MAX_TURN", "did you mean 'DSUF_MAX_TURNS'"]),
     ],
 )
 def test_a_wrong_value_is_named(environ: dict[str, str], words: list[str]) -> None:

@@ -96,11 +96,11 @@ class Node:
         self.engine = await self._load(model)
         self._loading = False
         await self._warm_up(self.engine, model)
+        self._sampling = asyncio.create_task(self.pulse.lag.run())
         self._schedule(self.engine)
         # What exists now lives as long as the process: collections need not walk through it, which takes milliseconds.
         gc.collect()
         gc.freeze()
-        self._sampling = asyncio.create_task(self.pulse.lag.run())
         self.pulse.starting = None
         self._startup.ready(self.url, self.settings)
 

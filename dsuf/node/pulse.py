@@ -13,6 +13,7 @@ from dsuf.sched.scheduler import Limits, Scheduler
 from dsuf.types import Engine
 
 SLACK_S = 5.0  # beyond the scheduler's own deadlines; it normally reports trouble before this runs out
+TICK_S = 5.0  # a loop that stood still for so long is told of once, when it runs again
 
 
 class Pulse:
@@ -78,5 +79,9 @@ class Pulse:
             return []
         if self._scheduler.trouble is not None:
             return [self._scheduler.trouble]
-        silent_s = time.monotonic() - self._scheduler.progressed_s
-        return [f"engine: no step or probe for {silent_s:.0f} s"] if silent_s > self._patience_s else []
+        now_s, failing = time.monotonic(), []
+        if (silent_s := now_s - self._scheduler.progressed_s) > self._patience_s:
+            failing.append(f"engine: no step or probe for {silent_s:.0f} s")
+        if (silent_s := now_s - self.lag.last_tick_s) > TICK_S:
+            failing.append(f"loop: no tick for {silent_s:.0f} s")
+        return failing

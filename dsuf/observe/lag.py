@@ -34,6 +34,7 @@ class LoopLag:
 
     async def run(self) -> None:
         """Sample until cancelled."""
+        self.last_tick_s = time.monotonic()
         while True:
             due = time.monotonic() + PERIOD_S
             await asyncio.sleep(PERIOD_S)

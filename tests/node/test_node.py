@@ -177,3 +177,24 @@ def test_a_taken_port_is_one_line() -> None:
         bind("127.0.0.1", listener.getsockname()[1])
     with pytest.raises(CommandError, match=r"cannot listen on 192\.0\.2\.1"):
         bind("192.0.2.1", 0)
+
+
+async def test_an_engine_that_does_not_come_back_is_left_behind(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "FAREWELL_S", 0.1)
+    async with running(model_dir, write_script(tmp_path, [FAST])) as node:
+        assert node.engine is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(node.engine, "close", asyncio.Event().wait)
+            assert not await asyncio.wait_for(node.stop(), 2)
+
+
+@pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:"), ("::1", "http://[::1]:")])
+def test_the_printed_url_is_one_that_works(host: str, url: str) -> None:
+    try:
+        listener = bind(host, 0)
+    except CommandError:
+        pytest.skip(f"no {host} here")
+    with listener:
+        assert Node(load_settings(), listener, Startup(io.StringIO())).url.startswith(url)

@@ -39,6 +39,9 @@ async def test_a_scheduler_that_stands_still_is_noticed_from_outside() -> None:
     scheduler.progressed_s = time.monotonic() - (3 + SLACK_S + 1)
     assert pulse.readiness().failing == pulse.liveness().failing == ["engine: no step or probe for 9 s"]
     scheduler.progressed_s = time.monotonic()
+    pulse.lag.last_tick_s -= 7
+    assert pulse.readiness().failing == ["loop: no tick for 7 s"]
+    pulse.lag.last_tick_s += 7
     pulse.begin_drain()
     assert pulse.liveness().ready
     assert (pulse.readiness().ready, pulse.readiness().failing) == (False, ["draining"])

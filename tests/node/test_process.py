@@ -53,3 +53,22 @@ def test_a_taken_port_is_one_line_and_exit_code_2(model_dir: Path, tmp_path: Pat
         )  # fmt: skip
     assert done.returncode == 2
     assert (done.stdout, done.stderr) == ("", f"dsuf: cannot listen on 127.0.0.1 port {port}: the port is in use\n")
+
+
+def test_a_signal_while_loading_does_not_wait_for_the_weights(model_dir: Path) -> None:
+    code = (
+        "import sys, time; from dsuf import __main__; from dsuf.node import node; "
+        "node.load_engine = lambda *args: time.sleep(60); "
+        f"sys.exit(__main__.main(['serve', '--port', '0', '--model', {str(model_dir)!r}]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        while "listening" not in process.stdout.readline():
+            assert process.poll() is None
+        time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()

@@ -285,3 +285,43 @@ async def test_a_reply_that_was_complete_early_is_not_counted_as_left() -> None:
         text = scheduler._metrics.render().decode()
     assert 'dsuf_requests_finished_total{finished_reason="stop"} 1.0' in text
     assert 'dsuf_requests_finished_total{finished_reason="abort"} 1.0' in text
+
+
+async def test_whatever_happens_every_turn_ends_and_nothing_stays() -> None:
+    """Readers that leave, prompts that make the engine raise, steps over the deadline, all at once."""
+    chance = random.Random(11)
+    engine = make_engine(
+        Rule(match="raise", reply="x" * 9, fail_at_step=2),
+        Rule(match="late", reply="x" * 9, hang_at_step=1, hang_s=0.04, times=3),
+        Rule(reply="answer", step_s=0.0002),
+    )
+    endings: list[str] = []
+
+    async def visit(scheduler: Scheduler, name: str, prompt: str) -> None:
+        for _ in range(200):
+            try:
+                ticket = scheduler.submit(make_turn(name, prompt, max_tokens=chance.randint(1, 12)))
+                break
+            except (QueueFull, Unavailable):
+                await asyncio.sleep(0.01)
+        else:
+            raise AssertionError("never admitted")
+        try:
+            async for result in ticket:
+                if result.finish is not None:
+                    endings.append(result.finish)
+                if chance.random() < 0.02:
+                    endings.append("left")
+                    break
+        except (EngineFailed, Unavailable) as error:
+            endings.append(type(error).__name__)
+        ticket.cancel()
+
+    async with serving(engine, queue_limit=20, step_deadline_s=0.03, probe_s=0.02) as scheduler:
+        prompts = [chance.choice(["fine"] * 8 + ["raise", "late"]) * chance.randint(1, 9) for _ in range(150)]
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(visit(scheduler, str(i), prompt) for i, prompt in enumerate(prompts)))
+        await until(lambda: scheduler.counters() == IDLE)
+    assert set(engine.counters().values()) == {0}
+    assert {"stop", "length", "left", "EngineFailed", "Unavailable"} <= set(endings)
+    assert len(endings) >= 150

@@ -122,8 +122,8 @@ class Node:
         if self._runner is not None:
             await self._runner.cleanup()
         await _cancel(self._sampling)
-        lag = self.pulse.lag.summarise()
-        log_event("stopped", lag_p50_s=lag.p50_s, lag_p99_s=lag.p99_s, lag_max_s=lag.max_s)
+        if (lag := self.pulse.lag.summarise()).samples:
+            log_event("stopped", lag_p50_s=lag.p50_s, lag_p99_s=lag.p99_s, lag_max_s=lag.max_s)
         return await self._close_engine()
 
     async def _open_model(self) -> Model:

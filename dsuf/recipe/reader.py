@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from deepseek_recipe import (
     StreamProcessor,
 )
 
+from dsuf.recipe.tail import Tail
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import Event, Finish, Usage
 
@@ -47,6 +49,7 @@ class Reader:
         self._identity = (reply_id, model, int(time.time()))
         self._whole: Any = None
         self._usage = Usage()
+        self._tail = Tail(vocabulary)
         self._one_by_one = bool(options.stop_sequences)
         self._dsml_id = vocabulary.dsml_id if options.parse_tool_calls else -1
         self._saw_markup = False
@@ -86,18 +89,18 @@ class Reader:
         if not ids:
             return []
         self._saw_markup = self._saw_markup or self._dsml_id in ids
-        if not self._one_by_one:
-            return self._push(ids)
         events: list[Event] = []
-        for token in ids:
-            events += self._push((token,))
+        for piece in [(token,) for token in ids] if self._one_by_one else self._tail.cut(ids):
+            events += self._push(piece)
             if self.finished:
                 break
         return events
 
     def finish(self, finish: Finish) -> list[Event]:
         """End the reply; after a stop string `finish` has no say."""
-        events = [] if self.finished else self._take(self._processor.push(InferenceChunk.finish(_REASONS[finish])))
+        events = self._flush()
+        if not self.finished:
+            events += self._take(self._processor.push(InferenceChunk.finish(_REASONS[finish])))
         return events + self._take(self._processor.finish())
 
     def close(self) -> None:
@@ -108,10 +111,19 @@ class Reader:
         """The whole reply as JSON: all events so far, folded by the library."""
         return self._extend(self._whole.to_json())
 
-    def _push(self, ids: tuple[int, ...]) -> list[Event]:
-        """Give `ids` to the library in one piece."""
-        self.completion_tokens += len(ids)
-        return self._take(self._processor.push(InferenceChunk.tokens(ids)))
+    def _push(self, piece: Sequence[int]) -> list[Event]:
+        """Give `piece` to the library."""
+        self.completion_tokens += len(piece)
+        self._tail.add(piece)
+        return self._take(self._processor.push(InferenceChunk.tokens(piece)))
+
+    def _flush(self) -> list[Event]:
+        """Hand over what the library holds of an unfinished character."""
+        if self.finished or not self._tail:
+            return []
+        chunk = InferenceChunk.text(self._tail.text, len(self._tail))
+        self._tail.clear()
+        return self._take(self._processor.push(chunk))
 
     def _take(self, chunks: list[Any]) -> list[Event]:
         """Chunks as events; each also goes into the fold."""

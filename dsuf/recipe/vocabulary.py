@@ -1,7 +1,7 @@
 """The tokenizer of a checkpoint, and the ids with a meaning of their own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import deepseek_recipe
@@ -28,6 +28,7 @@ class Vocabulary:
     eos_id: int
     dsml_id: int
     size: int
+    _open_ends: dict[int, bool] = field(default_factory=dict, repr=False)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, where the spelling of a special token becomes that token (prompts are not made this way)."""
@@ -36,6 +37,13 @@ class Vocabulary:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included; ids outside the vocabulary have none."""
         return str(self.plain.decode(list(ids), skip_special_tokens=False))
+
+    def ends_open(self, token: int) -> bool:
+        """Whether the bytes of `token` end within a character (or are one that stands for such bytes)."""
+        known = self._open_ends.get(token)
+        if known is None:
+            known = self._open_ends[token] = self.decode((token,)).endswith("\ufffd")
+        return known
 
 
 def load_vocabulary(directory: Path) -> Vocabulary:

@@ -1,0 +1,188 @@
+"""Replies come out the same however their tokens are cut into steps, and markers never leak."""
+
+import itertools
+import json
+import random
+from typing import Any
+
+import pytest
+
+from dsuf.recipe.render import Protocol
+from dsuf.recipe.vocabulary import Vocabulary
+from dsuf.types import Usage
+from tests.recipe.replies import (
+    CALL,
+    REPLIES,
+    block,
+    cut,
+    encode_finely,
+    invoke,
+    join,
+    open_reader,
+    parameter,
+    read,
+    read_text,
+)
+
+PROTOCOLS: list[Protocol] = ["chat", "messages"]
+HOSTS = ("read", '{"path": "/etc/hosts"}')
+# reasoning, content, calls, chat's reason for the end: the library's behaviour, which is the contract
+EXPECTED: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
+    "answer": ("Hm, a greeting.", "Hello there,\n  世界 👋🏽 <b>!", [], "stop"),
+    "call": ("I look.", "Let me see.", [HOSTS], "tool_calls"),
+    "two calls": ("I look.", "", [("read", '{"path": "a < b</p> \\"q\\" 世界"}'), ("read", '{"n": 5}')], "tool_calls"),
+    "call inside reasoning": ("I look.", "", [HOSTS], "tool_calls"),
+    "never closed": ("I think and think < and", "", [], "stop"),
+    "closed twice": ("One.", "Two.Three.", [], "stop"),
+    "opened again": ("One.", "Two.<think>Three.Four.", [], "stop"),
+    "unknown tool": ("Hm.", "", [("erase", '{"path": "x"}')], "tool_calls"),
+    "call cut off": ("Hm.", "So.", [("read", '{"path": "/e')], "tool_calls"),
+    "malformed call": ("Hm.", "So.", [], "stop"),
+    "broken between good": ("Hm.", "", [("read", '{"path": "1"}'), ("read", '{"path": "2"}')], "tool_calls"),
+    "text behind the block": ("Hm.", "So.", [HOSTS], "tool_calls"),
+}
+MESSAGES_ENDS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", REPLIES)
+def test_what_a_client_gets(vocabulary: Vocabulary, name: str, protocol: Protocol) -> None:
+    reasoning, content, calls, end = EXPECTED[name]
+    reply = read_text(vocabulary, REPLIES[name], protocol)
+    tokens = len(vocabulary.encode(REPLIES[name]))
+    assert reply == {
+        "reasoning": reasoning, "content": content, "calls": calls, "tokens": tokens,
+        "end": end if protocol == "chat" else MESSAGES_ENDS[end],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", REPLIES)
+def test_every_pair_of_cuts(vocabulary: Vocabulary, name: str, protocol: Protocol) -> None:
+    ids = vocabulary.encode(REPLIES[name])
+    whole = join(read(open_reader(vocabulary, protocol), [ids]))
+    assert join(read(open_reader(vocabulary, protocol), [[token] for token in ids])) == whole
+    pairs = list(itertools.combinations(range(1, len(ids)), 2))
+    for places in random.Random(name).sample(pairs, min(150, len(pairs))) + [(i,) for i in range(1, len(ids))]:
+        assert join(read(open_reader(vocabulary, protocol), cut(ids, *places))) == whole, places
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", REPLIES)
+def test_every_pair_of_cuts_at_every_character(vocabulary: Vocabulary, name: str, protocol: Protocol) -> None:
+    ids = encode_finely(vocabulary, REPLIES[name])
+    whole = comparable(join(read(open_reader(vocabulary, protocol), [ids])))
+    for places in itertools.combinations(range(1, len(ids)), 2):
+        assert comparable(join(read(open_reader(vocabulary, protocol), cut(ids, *places)))) == whole, places
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", REPLIES)
+def test_markers_cut_at_every_character(vocabulary: Vocabulary, name: str, protocol: Protocol) -> None:
+    ids = encode_finely(vocabulary, REPLIES[name])
+    coarse = comparable(read_text(vocabulary, REPLIES[name], protocol))
+    assert comparable(join(read(open_reader(vocabulary, protocol), [[token] for token in ids]))) == coarse
+    for place in range(1, len(ids)):
+        assert comparable(join(read(open_reader(vocabulary, protocol), cut(ids, place)))) == coarse, place
+
+
+def comparable(reply: dict[str, Any]) -> dict[str, Any]:
+    """A reply without its token count, which differs between two spellings of one text."""
+    return {name: value for name, value in reply.items() if name != "tokens"}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", REPLIES)
+def test_truncation_at_every_token(vocabulary: Vocabulary, name: str, protocol: Protocol) -> None:
+    ids, text = vocabulary.encode(REPLIES[name]), REPLIES[name]
+    reasoned = len(vocabulary.encode(text[: text.index("</think>")])) if "</think>" in text else 0
+    for length in range(len(ids)):
+        reader = open_reader(vocabulary, protocol)
+        reply = join(read(reader, [ids[:length]], "length"))
+        assert reply["end"] == ("length" if protocol == "chat" else "max_tokens")
+        assert reply["tokens"] == reader.completion_tokens == length
+        assert not any(mark in reply["reasoning"] + reply["content"] for mark in ("DSML", "</think>"))
+        if length <= reasoned:
+            assert reply["content"] == "" and reply["calls"] == []
+
+
+def test_mutated_blocks_never_leak_and_lose_no_intact_call(vocabulary: Vocabulary) -> None:
+    chance = random.Random(3)
+    for number in range(300):
+        damaged = mutate(chance, invoke(parameter("path", "bad")))
+        good = [invoke(parameter("path", f"good-{number}-{i}")) for i in range(2)]
+        reply = read_text(vocabulary, "Hm.</think>Text." + block(good[0], damaged, good[1]))
+        assert "DSML" not in reply["reasoning"] + reply["content"], damaged
+        assert ("read", json.dumps({"path": f"good-{number}-0"})) in reply["calls"], damaged
+
+
+def mutate(chance: random.Random, call: str) -> str:
+    """A call with one of the faults that models make."""
+    tags = [
+        "<｜DSML｜ invoke",
+        "</｜DSML｜ invoke>",
+        "</｜DSML｜ parameter>",
+        ' string="true"',
+        ' name="path"',
+        ">",
+        '"',
+    ]
+    tag = chance.choice([tag for tag in tags if tag in call])
+    parts = call.split(tag)
+    place = chance.randrange(1, len(parts))
+    new = chance.choice(["", tag + tag, tag[1:], tag.replace(" ", ""), tag.replace("e", "a"), tag + " x"])
+    return tag.join(parts[:place]) + new + tag.join(parts[place:])
+
+
+@pytest.mark.parametrize(("name", "dropped"), [("malformed call", True), ("call", False), ("answer", False)])
+def test_dropped_calls_are_noted(vocabulary: Vocabulary, name: str, dropped: bool) -> None:
+    for protocol in PROTOCOLS:
+        reader = open_reader(vocabulary, protocol)
+        read(reader, [vocabulary.encode(REPLIES[name])])
+        assert reader.dropped_call is dropped
+
+
+def test_markup_is_text_where_no_tool_is_declared(vocabulary: Vocabulary) -> None:
+    reader = open_reader(vocabulary, tools=False)
+    reply = join(read(reader, [vocabulary.encode("Hm.</think>So." + CALL)]))
+    assert reply["content"] == "So." + CALL and reply["calls"] == [] and not reader.dropped_call
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", REPLIES)
+def test_the_fold_holds_what_the_events_hold(vocabulary: Vocabulary, name: str, protocol: Protocol) -> None:
+    reader = open_reader(vocabulary, protocol)
+    reply = join(read(reader, [vocabulary.encode(REPLIES[name])]))
+    whole = json.loads(reader.fold())
+    if protocol == "chat":
+        message = whole["choices"][0]["message"]
+        texts = (message.get("reasoning_content") or "", message.get("content") or "")
+        calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls") or []]
+        assert (*texts, calls) == (reply["reasoning"], reply["content"], reply["calls"])
+        assert whole["choices"][0]["finish_reason"] == reply["end"] == reader.finish_reason
+    else:
+        content = whole["content"]
+        assert "".join(b["text"] for b in content if b["type"] == "text") == reply["content"]
+        assert "".join(b["thinking"] for b in content if b["type"] == "thinking") == reply["reasoning"]
+        assert [b["name"] for b in content if b["type"] == "tool_use"] == [name for name, _ in reply["calls"]]
+        assert whole["stop_reason"] == reply["end"] == reader.finish_reason
+
+
+def test_big_numbers_in_arguments_survive_the_fold(vocabulary: Vocabulary) -> None:
+    text = "Hm.</think>" + block(invoke(parameter("n", str(2**80), string=False)))
+    reader = open_reader(vocabulary, "messages")
+    read(reader, [vocabulary.encode(text)])
+    assert json.loads(reader.fold())["content"][-1]["input"] == {"n": 2**80}
+
+
+def test_usage(vocabulary: Vocabulary) -> None:
+    reader = open_reader(vocabulary)
+    reader.open(Usage(device_tokens=3, computed_tokens=4))
+    reader.feed(tuple(vocabulary.encode("Hm.</think>Hi")))
+    last = json.loads(reader.finish("stop")[-1].data)["usage"]
+    assert last["prompt_tokens"] == 7 and last["prompt_cache_hit_tokens"] == 3
+    assert last["prompt_tokens_details"] == {
+        "cached_tokens": 3, "device_tokens": 3, "host_tokens": 0, "peer_tokens": 0, "computed_tokens": 4,
+    }  # fmt: skip
+    assert reader.usage == Usage(device_tokens=3, computed_tokens=4, completion_tokens=last["completion_tokens"])

@@ -1,11 +1,13 @@
 """What the library does not read in a request body: two OpenAI spellings, and fields that must not be ignored."""
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from dsuf.errors import UnsupportedFeature
+
+_PRIVATE = ("dsh_session_log", "dsh_plugin_packages")  # a session's event log, an inventory: nobody's business here
+_PRIVATE_MARKS = tuple(f'"{name}"'.encode() for name in _PRIVATE)
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,70 +18,83 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     refusal: UnsupportedFeature | None = None
 
 
+class _Fields(msgspec.Struct):
+    """What is looked at; all else is skipped, not decoded: a body can hold megabytes that nobody asked for."""
+
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    logit_bias: Any = None
+    modalities: Any = None
+    audio: Any = None
+    user_id: Any = None
+
+
 def read_chat(body: bytes) -> Reading:
     """Translate `developer` and `max_completion_tokens`; note extensions that change the answer and are not served.
 
     A body that is no JSON object is left to the library, which words the error.
     """
-    fields = _decode(body)
-    if fields is None:
-        return Reading(body=body)
-    changed = [rewrite(fields) for rewrite in _REWRITES]
-    return Reading(
-        body=msgspec.json.encode(fields) if any(changed) else body,
-        user=_user(fields),
-        refusal=_find_refusal(fields),
-    )
+    body = _drop_private(body)
+    fields = _look_at(body)
+    return Reading(body=_rewrite(body, fields), user=_user(fields), refusal=_find_refusal(fields))
 
 
 def read_messages(body: bytes) -> Reading:
     """Only the user is looked for; the library reads the rest."""
-    return Reading(body=body, user=_user(_decode(body) or {}))
+    body = _drop_private(body)
+    return Reading(body=body, user=_user(_look_at(body)))
 
 
-def _decode(body: bytes) -> dict[str, Any] | None:
-    """`body` as an object, or None."""
+def _drop_private(body: bytes) -> bytes:
+    """`body` without a client's private data, whose megabytes the library would read on the event loop's time."""
+    if not any(name in body for name in _PRIVATE_MARKS):
+        return body
     try:
-        fields = msgspec.json.decode(body)
+        members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return fields if isinstance(fields, dict) else None
+        return body
+    return msgspec.json.encode({name: value for name, value in members.items() if name not in _PRIVATE})
 
 
-def _rename_developer(fields: dict[str, Any]) -> bool:
-    """OpenAI's newer name of the system role."""
-    messages = _list(fields.get("messages"))
-    found = [message for message in messages if isinstance(message, dict) and message.get("role") == "developer"]
-    for message in found:
-        message["role"] = "system"
-    return bool(found)
+def _look_at(body: bytes) -> _Fields:
+    """The fields of `body`; of something else than an object there are none."""
+    try:
+        return msgspec.json.decode(body, type=_Fields)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Fields()
 
 
-def _copy_max_tokens(fields: dict[str, Any]) -> bool:
-    """OpenAI's newer name of `max_tokens`, which yields to the older one."""
-    newer = fields.get("max_completion_tokens")
-    if newer is None or fields.get("max_tokens") is not None:
-        return False
-    fields["max_tokens"] = newer
-    return True
+def _rewrite(body: bytes, fields: _Fields) -> bytes:
+    """`body` in the spelling that the library reads; the older name of `max_tokens` wins where both are there."""
+    renames = b'"developer"' in memoryview(fields.messages).tobytes()
+    copies = fields.max_completion_tokens is not None and fields.max_tokens is None
+    if not (renames or copies):
+        return body
+    try:
+        whole = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body
+    if copies:
+        whole["max_tokens"] = fields.max_completion_tokens
+    for message in _list(whole.get("messages")):
+        if isinstance(message, dict) and message.get("role") == "developer":
+            message["role"] = "system"
+    return msgspec.json.encode(whole)
 
 
-_REWRITES: tuple[Callable[[dict[str, Any]], bool], ...] = (_rename_developer, _copy_max_tokens)
-
-
-def _find_refusal(fields: dict[str, Any]) -> UnsupportedFeature | None:
+def _find_refusal(fields: _Fields) -> UnsupportedFeature | None:
     """A field that would silently give another answer than was asked for."""
-    if fields.get("logit_bias"):
+    if fields.logit_bias:
         return UnsupportedFeature("`logit_bias` is not served", param="logit_bias")
-    if fields.get("audio") or any(kind != "text" for kind in _list(fields.get("modalities"))):
+    if fields.audio or any(kind != "text" for kind in _list(fields.modalities)):
         return UnsupportedFeature("the only output modality served is text", param="modalities")
     return None
 
 
-def _user(fields: dict[str, Any]) -> str:
+def _user(fields: _Fields) -> str:
     """The `user_id` that keeps a user's cached prefixes apart, or ""."""
-    user = fields.get("user_id")
-    return user if isinstance(user, str) else ""
+    return fields.user_id if isinstance(fields.user_id, str) else ""
 
 
 def _list(value: Any) -> list[Any]:

@@ -167,3 +167,14 @@ async def test_one_log_line_a_request_without_content(rig: Rig, caplog: pytest.L
     everything = " ".join(str(record.__dict__) for record in caplog.records)
     assert not any(word in everything for word in ("secret", "Hidden", "sk-top"))
     assert rig.metrics.responses == [("/v1/chat/completions", 200), ("/v1/chat/completions", 400)]
+
+
+async def test_running_streams_outlive_the_start_of_a_drain(rig: Rig) -> None:
+    ids = tuple(rig.vocabulary.encode("Hm.</think>Hi"))
+    rig.submit.script = lambda turn: [StepResult(turn=turn.id, ids=ids), 0.2, StepResult(turn=turn.id, finish="stop")]
+    running = asyncio.create_task(rig.message(stream=True))
+    await until(lambda: bool(rig.submit.tickets))
+    rig.status.draining = True
+    assert (await rig.message()).status == 503 and (await rig.chat(stream=True)).status == 503
+    assert read_events(await (await running).text())[-1][0] == "message_stop"
+    assert len(rig.submit.tickets) == 1

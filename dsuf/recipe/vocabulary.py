@@ -13,7 +13,7 @@ IMAGE_TOKEN = "<｜deepseek_image｜>"  # the release spells it so; the library'
 _NEEDED = ("Bos", "Eos", "ThinkingStart", "ThinkingEnd", "System", "User", "Assistant", "LatestReminder", "Dsml")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # a repr of all tokens would take longer than a step
 class Vocabulary:
     """A loaded tokenizer.
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from aiohttp import web
 
-from dsuf.observe.log import log_event
+from dsuf.observe.log import Level, log_event
 from dsuf.types import Usage
 
 Stage = Literal["reading", "rendering", "queued", "prefilling", "decoding", "answered"]
@@ -50,11 +50,12 @@ class Exchange:
         """The stage at which the client would leave now: its own unread bytes come before what the turn does."""
         return "writing" if self.blocked else self.stage
 
-    def log(self, status: int) -> None:
+    def log(self, status: int, *, level: Level = "info") -> None:
         """Write the exchange's one line."""
         usage = self.usage or Usage()
         log_event(
             "request",
+            level=level,
             id=self.request_id,
             endpoint=self.endpoint,
             status=status,

@@ -40,7 +40,8 @@ async def guard(
         return error_response(dialect.protocol, error, exchange.request_id)
     finally:
         parts.metrics.count_response(endpoint, status)
-        exchange.log(status)
+        probe = not needs_key and status < 400  # what asks every few seconds shall not fill the log
+        exchange.log(status, level="debug" if probe else "info")
 
 
 async def _run(request: web.Request, handler: Handler, dialect: Dialect) -> web.StreamResponse:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from dsuf.checkpoint.vocabulary_cut import cut_tokenizer
 from dsuf.errors import CheckpointError, InvalidRequest, UnsupportedFeature
 from dsuf.recipe.names import SERVED_NAMES
 from dsuf.recipe.render import ConversionRefused, Limits, Rendered, count_prompt, render
 from dsuf.recipe.vocabulary import Vocabulary, load_vocabulary, parse_vocabulary
-from tests.recipe.replies import LIMITS
+from tests.recipe.replies import LIMITS, REPLIES, join, open_reader, read
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -104,6 +105,15 @@ def test_vocabulary(vocabulary: Vocabulary) -> None:
     assert (vocabulary.eos_id, vocabulary.size, vocabulary.dsml_id) == (1, 129_280, 128_825)
     assert vocabulary.specials["<｜deepseek_image｜>"] == 129_264
     assert vocabulary.decode(vocabulary.encode("Grüße 世界")) == "Grüße 世界"
+
+
+def test_a_cut_vocabulary_renders_and_reads(released: Path) -> None:
+    small = parse_vocabulary(cut_tokenizer(released / "tokenizer.json", 8192).decode())
+    prompt = chat(small).prompt
+    assert max(prompt.ids) < small.size == 8192 and small.decode(prompt.ids).endswith("Hi<｜Assistant｜><think>")
+    for name, text in REPLIES.items():
+        reply = join(read(open_reader(small), [[token] for token in small.encode(text)]))
+        assert reply == join(read(open_reader(small), [small.encode(text)])), name
 
 
 def test_damaged_vocabularies(tmp_path: Path, released: Path) -> None:

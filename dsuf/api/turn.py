@@ -97,7 +97,7 @@ async def _relay(ticket: Ticket, reader: Reader, exchange: Exchange) -> AsyncGen
             _note(exchange, result)
             events += reader.feed(result.ids)
             if reader.finished:
-                ticket.cancel()  # a stop string: what else the engine makes is not wanted
+                ticket.cancel("stop")  # a stop string: what else the engine makes is not wanted
             if reader.finished or result.finish is not None:
                 yield events + reader.finish(result.finish or "stop")
                 return

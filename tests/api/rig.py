@@ -33,6 +33,7 @@ class ScriptedTicket:
         self.turn = turn
         self.script = list(script)
         self.cancelled = asyncio.Event()
+        self.reason: str | None = None
         self.given = 0
         self.ended = False
 
@@ -51,7 +52,8 @@ class ScriptedTicket:
                 self.ended = step.finish is not None
                 yield step
 
-    def cancel(self) -> None:
+    def cancel(self, reason: str = "abort") -> None:
+        self.reason = self.reason or reason
         self.cancelled.set()
 
 

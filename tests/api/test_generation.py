@@ -43,6 +43,13 @@ async def test_whole_message(rig: Rig, path: str) -> None:
     assert rig.submit.last.turn.sampling.max_tokens == 99
 
 
+async def test_a_stop_string_ends_the_turn_as_a_stop(rig: Rig) -> None:
+    rig.play("Hm.</think>Hi", " STOP", " and", " more")
+    reply = await (await rig.chat(stop="STOP")).json()
+    assert reply["choices"][0]["message"]["content"] == "Hi "
+    assert rig.submit.last.reason == "stop"
+
+
 async def test_stream_chat(rig: Rig) -> None:
     rig.play("Hm.</think>Hi", " there", prefilled=True)
     response = await rig.chat(stream=True, stream_options={"include_usage": True})

@@ -43,7 +43,7 @@ class Indexer:
         act = self.arithmetic.act
         by_head = act(np.matmul(queries.reshape(-1, width).astype(np.float64), keys.T).astype(np.float32))
         by_head = np.maximum(by_head, np.float32(0)).reshape(rows, heads, len(keys))
-        return act(np.add.reduce(act(by_head * weights[:, :, None]), axis=1))
+        return act(np.add.reduce(act(by_head * weights[:, :, None]), axis=1, dtype=np.float64).astype(np.float32))
 
     def row_blocks(self, rows: int, entries: int) -> list[slice]:
         """Slices of `rows` small enough that their head scores fit `BLOCK_ELEMENTS`."""

@@ -19,7 +19,8 @@ class Rope:
         self.width = config.rope_head_dim
         theta = config.compress_rope_theta if compressed else config.rope_theta
         exponent = np.arange(0, self.width, 2, dtype=np.float32) / np.float32(self.width)
-        plain = (1.0 / np.power(np.float32(theta), exponent)).astype(np.float32)
+        # A power correct to the last bit: an error there would be multiplied by the position.
+        plain = np.float32(1) / np.power(np.float64(theta), exponent.astype(np.float64)).astype(np.float32)
         self.frequencies: F32 = _yarn(plain, theta, config) if compressed else plain  # [width / 2], radians a position
 
     def rotation(self, positions: I64) -> "Rotation":

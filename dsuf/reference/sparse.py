@@ -40,11 +40,13 @@ def _attend_block(q: F64, values: F64, slots: I64, sink: F32, arithmetic: Arithm
         raised = np.maximum(maximum, score.max(axis=2))
         probability = np.exp(score - raised[:, :, None])
         decay = np.exp(maximum - raised)
-        denominator = denominator * decay + np.add.reduce(probability, axis=2)
+        # In float64: a float32 sum would depend on how many unused slots follow, and so on the chunk a row is in.
+        denominator = denominator * decay + np.add.reduce(probability, axis=2, dtype=np.float64).astype(np.float32)
         weighted = np.matmul(arithmetic.act(probability).astype(np.float64), rows).astype(np.float32)
         total = total * decay[:, :, None] + weighted
         maximum = raised
-    attended: F32 = total / (denominator + np.exp(sink - maximum))[:, :, None]
+    # A row without slots has a total of zero and the starting maximum, from which the sink would overflow.
+    attended: F32 = total / (denominator + np.exp(np.minimum(sink - maximum, np.float32(80))))[:, :, None]
     return attended
 
 

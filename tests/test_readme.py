@@ -18,7 +18,7 @@ def test_figures_stand_in_the_results() -> None:
 
 def test_named_files_exist() -> None:
     """Paths in code quotes and links are in the checkout."""
-    named = re.findall(r"[`(]((?:docs|bench|bin|dsuf|tests)/[\w./-]*\w)", README) + ["CONTRIBUTING.md", "LICENSE"]
+    named = [*re.findall(r"[`(]((?:docs|bench|bin|dsuf|tests)/[\w./-]*\w)", README), "CONTRIBUTING.md", "LICENSE"]
     assert len(named) > 10
     assert [name for name in named if not (ROOT / name).exists()] == []
 

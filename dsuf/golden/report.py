@@ -7,6 +7,7 @@ from dsuf.golden.measure import Array, Distance, count_equal
 from dsuf.golden.tolerance import Tolerance
 
 _LINE = "{:<14} {:<8} {:<40} {:<42} {:<40} {}"
+_HEAD = ("case", "flavour", "layer or output", "error (median/max) or share", "limit", "verdict")
 
 
 class Report:
@@ -18,9 +19,7 @@ class Report:
         self._failures: list[str] = []
         self._held = 0
         self._apart = {"absent": 0, "not yet": 0, "not compared": 0}
-        self._write(
-            _LINE.format("case", "flavour", "layer or output", "error (median/max) or share", "limit", "verdict")
-        )
+        self._headed = False
 
     def judge(self, case: str, flavour: str, item: str, shown: str, limit: str, holds: bool) -> None:
         """A row with a verdict."""
@@ -28,7 +27,7 @@ class Report:
             self._held += 1
         else:
             self._failures.append(" ".join(filter(None, (case, flavour, item))))
-        self._write(_LINE.format(case, flavour, item, shown, limit, "ok" if holds else "FAIL"))
+        self._row(case, flavour, item, shown, limit, "ok" if holds else "FAIL")
 
     def judge_rows(self, case: str, flavour: str, item: str, distance: Distance, tolerance: Tolerance) -> None:
         """A row for the errors of rows under `tolerance`."""
@@ -41,12 +40,12 @@ class Report:
 
     def show(self, case: str, flavour: str, item: str, shown: str, verdict: str) -> None:
         """A row whose verdict is given elsewhere, by the row that `verdict` names."""
-        self._write(_LINE.format(case, flavour, item, shown, "", verdict))
+        self._row(case, flavour, item, shown, "", verdict)
 
     def set_apart(self, case: str, flavour: str, item: str, verdict: str, shown: str = "") -> None:
         """A row that is neither held nor failed: `absent`, `not yet` or `not compared`."""
         self._apart[verdict] += 1
-        self._write(_LINE.format(case, flavour, item, shown, "", verdict))
+        self._row(case, flavour, item, shown, "", verdict)
 
     @property
     def exit_code(self) -> int:
@@ -60,6 +59,12 @@ class Report:
         apart = "".join(f", {count} {word}" for word, count in self._apart.items() if count)
         took_s = time.monotonic() - self._started_s
         self._write(f"golden: {self._held} rows hold, {len(self._failures)} fail{apart} ({took_s:.0f} s)")
+
+    def _row(self, *columns: str) -> None:
+        if not self._headed:
+            self._write(_LINE.format(*_HEAD))
+            self._headed = True
+        self._write(_LINE.format(*columns))
 
     def _write(self, line: str) -> None:
         print(line.rstrip(), file=self._stream, flush=True)

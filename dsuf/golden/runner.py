@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Container, Mapping
 
+from dsuf.checkpoint.engram import EngramHash
+from dsuf.checkpoint.shards import Checkpoint
+from dsuf.checkpoint.token_map import TokenMap
 from dsuf.golden.draft import DraftComparison
-from dsuf.golden.folder import Case, Folder
+from dsuf.golden.folder import FLAVOURS, Case, Folder
 from dsuf.golden.hashes import compare_hashes
 from dsuf.golden.layout import CASES
 from dsuf.golden.primitives import compare_primitives
@@ -23,9 +26,16 @@ _STACK_CASES: Mapping[str, Callable[[Session, Case], None]] = {
     "dspark": lambda session, case: DraftComparison(session, case).run(),
 }
 
+_TRACES: Mapping[ArithmeticName, str] = {flavour: f"trace_{flavour}" for flavour in FLAVOURS}
+_MODEL_CASES = (*_TRACES.values(), *_STACK_CASES)
+
 
 def compare_folder(folder: Folder, report: Report, chosen: Container[str], flavours: Container[str]) -> None:
     """Compare the cases of `folder` named in `chosen`, in the `flavours` asked for. Raises `CheckpointError`."""
+    if any(name in folder.cases and name in chosen for name in _MODEL_CASES):
+        # Whatever is wrong with the checkpoint shall be known before the first row.
+        with Checkpoint.open(folder.checkpoint) as checkpoint:
+            EngramHash.from_config(checkpoint.config, TokenMap.from_tokenizer(folder.checkpoint / "tokenizer.json"))
     for name in CASES:
         if name not in folder.cases and name in chosen:
             report.set_apart(name, "", "", "absent")
@@ -41,7 +51,7 @@ def compare_folder(folder: Folder, report: Report, chosen: Container[str], flavo
 
 
 def _compare_flavour(folder: Folder, report: Report, chosen: Container[str], flavour: ArithmeticName) -> None:
-    trace = f"trace_{flavour}"
+    trace = _TRACES[flavour]
     cases = {name: case for name, case in folder.cases.items() if name in chosen}
     if not any(name in cases for name in (trace, *_STACK_CASES)):
         return

@@ -50,20 +50,21 @@ SHARE = 0.98
 LAYER_SHARE = 0.8
 """For one layer: a whole window of queries sees a window row that moved."""
 
-_STREAMS, _BRANCH, _FP8_ROW, _FP4_ROW = 1.5e-2, 5e-2, 5e-2, 0.25
+_STREAMS, _BRANCH, _FP8_ROW, _FP4_ROW = 3e-2, 0.15, 5e-2, 0.25
 CEILINGS = {
     "h_after_engram": _STREAMS, "h_out": _STREAMS, "attn_in": _STREAMS, "ffn_in": _STREAMS, "pre_mix_out": _STREAMS,
     "compressed_latent_pre_rope": _STREAMS, "router_weights": _STREAMS, "main_hidden": _STREAMS,
     "attn_out": _BRANCH, "ffn_out": _BRANCH, "window_kv": _FP8_ROW, "compressed_kv": _FP4_ROW, "index_k": _FP4_ROW,
     "index_score": _FP4_ROW,
 }  # fmt: skip
-"""As far as one moved element can take a row: an eighth of a large FP8 element, half of a large FP4 element. In the
-streams a branch's error is diluted by what they held before."""
+"""As far as one moved element can take a row: an eighth of a large FP8 element, half of a large FP4 element. A branch
+may be a small sum of large terms; in the streams its error is diluted by what they held before."""
 
 EXPERT = Tolerance(WITHIN, 0.8, _BRANCH, spare=1)
 """A rounded expert on a handful of rows."""
-DRAFT = Tolerance(WITHIN, 0.8, 0.15, spare=1)
-"""Draft stages and logits from recorded context rows: all stages in a row, with free choices of experts."""
+DRAFT = Tolerance(4e-2, 0.8, 0.3, spare=1)
+"""Draft stages and logits from recorded context rows: all stages in a row, with free choices of experts. A context row
+that moved is seen by a whole window of steps, so there is no share to go by: `fp32` tells right from wrong here."""
 
 EQUAL_SHARE = 0.5
 """Of the streams after a layer, in `official`, how many rows must equal the recorded ones to the bit."""

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsuf.golden import tolerance
 from dsuf.golden.folder import Case
@@ -63,18 +64,31 @@ class DraftComparison:
         return self.draft.propose([(cache, position + 1, anchor)])
 
     def _judge_taught(self, drafts: Drafts) -> None:
-        """All that the head computes is near the recorded."""
+        """All that the head computes is near the recorded, as long as it drafts the recorded ids."""
         session, limit = self.session, tolerance.FP32 if self.session.exact else tolerance.DRAFT
-        stages = {f"last_step_stage{stage}_h": h for stage, h in enumerate(drafts.stages)}
-        results = {"draft_logits": drafts.logits, "confidence": drafts.confidence} | stages
-        for name in (name for name in results if session.has(self.case, name)):
-            distance = Distance.between(_rows(results[name]), _rows(self._recorded(name)))
-            self.report.judge_rows(self.case.name, session.flavour, f"taught: {name}", distance, limit)
+        judged = np.ones_like(drafts.ids[:, 1:], np.bool_)
         if session.has(self.case, "draft_ids"):
-            share = 1.0 if session.exact else tolerance.ARGMAX_SHARE
-            equal, total = count_equal(drafts.ids, self._recorded("draft_ids"))
-            shown, holds = f"{equal} of {total} equal", equal >= share * total
-            self.report.judge(self.case.name, session.flavour, "taught: draft_ids", shown, f"{share:.0%} equal", holds)
+            judged = self._judge_taught_ids(drafts.ids, self._recorded("draft_ids"))
+        # A slot behind another draft than the recorded has another bias: it is left out.
+        if session.has(self.case, "draft_logits"):
+            logits = Distance.between(drafts.logits[judged], self._recorded("draft_logits")[judged])
+            self.report.judge_rows(self.case.name, session.flavour, "taught: draft_logits", logits, limit)
+        if session.has(self.case, "confidence"):
+            recorded = self._recorded("confidence")
+            confidence = Distance.between(np.where(judged, drafts.confidence, recorded), recorded)
+            self.report.judge_rows(self.case.name, session.flavour, "taught: confidence", confidence, limit)
+        for stage, own in enumerate(drafts.stages):
+            if session.has(self.case, name := f"last_step_stage{stage}_h"):
+                distance = Distance.between(own, self._recorded(name))
+                self.report.judge_rows(self.case.name, session.flavour, f"taught: {name}", distance, limit)
+
+    def _judge_taught_ids(self, own: I64, recorded: Array) -> NDArray[np.bool_]:
+        """A row for the drafts; which of them have the recorded ones before them [steps, block]."""
+        share = 1.0 if self.session.exact else tolerance.ARGMAX_SHARE
+        equal, total = count_equal(own, recorded)
+        shown, holds = f"{equal} of {total} equal", equal >= share * total
+        self.report.judge(self.case.name, self.session.flavour, "taught: draft_ids", shown, f"{share:.0%} equal", holds)
+        return _follows(own, recorded)
 
     def _compare_free(self) -> None:
         """The same with this engine's own context rows and anchors."""
@@ -97,11 +111,10 @@ class DraftComparison:
 
     def _judge_free_ids(self, own: I64, recorded: Array) -> None:
         """Each draft as long as all before it are the recorded ones, the anchor too; the rest follows another text."""
-        same_before = np.logical_and.accumulate(own == recorded, axis=1)[:, :-1]
-        judged = np.ones_like(same_before) if self.session.exact else same_before
+        judged = np.ones_like(own[:, 1:], np.bool_) if self.session.exact else _follows(own, recorded)
         self.session.judge_choices(self.case, "draft_ids", own[:, 1:][judged], recorded[:, 1:][judged])
 
 
-def _rows(values: Array) -> Array:
-    """Logits by draft position and streams one by one; confidences are rows already, one a step."""
-    return values.reshape(-1, values.shape[-1]) if values.ndim == 3 else values
+def _follows(own: I64, recorded: Array) -> NDArray[np.bool_]:
+    """Where all before a slot, the anchor too, are the recorded ones [steps, block]; the arguments hold the anchor."""
+    return np.logical_and.accumulate(own == recorded, axis=1)[:, :-1]

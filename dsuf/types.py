@@ -71,14 +71,16 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one step did for one turn.
 
-    `ids` are the new tokens, without the end-of-sentence token. `accepted` counts drafts among them. `prefilled` is the
-    number of prompt positions that are now in the cache. `finish` is set with the last tokens of a turn. `usage` comes
-    with a turn's first result where some of the prompt was not computed for it; without one, all of it was.
+    `ids` are the new tokens, without the end-of-sentence token. Of the drafts `drafted` were verified and `accepted`
+    kept. `prefilled` is the number of prompt positions that are now in the cache. `finish` is set with the last tokens
+    of a turn. `usage` comes with a turn's first result where some of the prompt was not computed for it; without one,
+    all of it was.
     """
 
     turn: str
     ids: tuple[int, ...] = ()
     prefilled: int = 0
+    drafted: int = 0
     accepted: int = 0
     logprobs: tuple[float, ...] = ()
     finish: Finish | None = None
@@ -130,7 +132,7 @@ class SessionCache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the layers above need to know of a loaded engine."""
+    """What the layers above need to know of a loaded engine; a plan may ask it to verify up to `max_drafts` drafts."""
 
     name: str
     device: str
@@ -138,6 +140,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_turns: int
     vocabulary: int
     eos_id: int
+    max_drafts: int = 0
 
 
 class Engine(Protocol):

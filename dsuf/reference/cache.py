@@ -21,12 +21,14 @@ class SequenceCache:
 
     `decoded` is the position up to which the decoder layers have run too: during a replay prefill it stays behind
     `length`, and `stream_tail` holds the encoder's output for the last positions until the decoder takes them up.
+    `drafted` is the position up to which the draft head has its context rows.
     """
 
     def __init__(self, config: ModelConfig, arithmetic: Arithmetic) -> None:
         formats, window = RowFormats(arithmetic), config.window_size
         self.length = 0
         self.decoded = 0
+        self.drafted = 0
         self.ids: I64 = np.empty(0, np.int64)
         self.entries = {i: RowStore(config.head_dim, formats.entry) for i in config.kv_source_layers}
         self.index_keys = {i: RowStore(config.index_head_dim, formats.index_key) for i in config.kv_source_layers}
@@ -43,7 +45,7 @@ class SequenceCache:
 
     def truncate(self, length: int) -> None:
         """Take back all positions from `length` on; at most `RowRing.SLACK` of them, or the windows would have gaps."""
-        self.length, self.decoded = length, min(self.decoded, length)
+        self.length, self.decoded, self.drafted = length, min(self.decoded, length), min(self.drafted, length)
         self.ids = self.ids[:length]
 
     def global_parts(self) -> Iterable[tuple[str, bytes]]:
@@ -63,7 +65,7 @@ class SequenceCache:
         yield "ids", self.ids[: self.length].tobytes()
         for name, ring in self._rings():
             yield name, ring.packed.tobytes()
-        yield "floors", np.array([ring.floor for _, ring in self._rings()], np.int64).tobytes()
+        yield "floors", np.array([self.drafted, *(ring.floor for _, ring in self._rings())], np.int64).tobytes()
 
     def import_parts(self, length: int, parts: Mapping[str, bytes]) -> None:
         """Take over what `export_parts` gave for `length` positions; raises `CheckpointError` if one does not fit."""
@@ -72,14 +74,15 @@ class SequenceCache:
                 self.entries[layer].load(parts[f"layers.{layer}.entries"], length // ratio)
                 self.index_keys[layer].load(parts[f"layers.{layer}.index_keys"], length // ratio)
             self.ids = np.frombuffer(parts["ids"], np.int64).copy()
-            floors = np.frombuffer(parts["floors"], np.int64)
+            drafted, *floors = np.frombuffer(parts["floors"], np.int64).tolist()
             for (name, ring), floor in zip(self._rings(), floors, strict=True):
-                ring.load(parts[name], int(floor))
+                ring.load(parts[name], floor)
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"a session's cache does not fit this model: {error}") from error
         if len(self.ids) != length:
             raise CheckpointError(f"a session's cache of {length} positions has {len(self.ids)} ids")
         self.length = self.decoded = length
+        self.drafted = drafted
 
     def _rings(self) -> list[tuple[str, RowRing]]:
         """Every ring with its name."""

@@ -5,6 +5,7 @@ mean over streams of some layers' inputs), one a position; its block is the anch
 positions that all see the context and each other. A small sequential head then makes each choice depend on the last.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,12 +23,21 @@ from dsuf.reference.weights import WeightSource
 
 
 class Block(NamedTuple):
-    """Draft blocks of some sequences: greedy choices, the logits they were taken from, and raw confidences."""
+    """Draft blocks of some sequences: the choices, the logits they were taken from, and raw confidences."""
 
     ids: I64  # [sequences, block]
     logits: F32  # [sequences, block, vocabulary], Markov bias included
     confidence: F32  # [sequences, block], before any sigmoid
     stages: tuple[F32, ...]  # streams after each stage [sequences · block, s, dim]
+
+
+Pick = Callable[[int, F32], I64]
+"""Chooses the ids [sequences] of a slot of every block, from that slot's logits [sequences, vocabulary]."""
+
+
+def pick_greedy(slot: int, logits: F32) -> I64:
+    """The arg-max, the lowest id on ties."""
+    return np.asarray(logits.argmax(axis=1))
 
 
 class Stage:
@@ -104,11 +114,14 @@ class Draft:
         rotation = self.model.window_rope.rotation(np.arange(start, start + len(taps)))
         for stage, ring in zip(self.stages, cache.draft_windows, strict=True):
             ring.write(start, stage.projections.keys(context, rotation))
+            if start > cache.drafted:
+                ring.floor = start
+        cache.drafted = start + len(taps)
 
-    def propose(self, anchors: list[tuple[SequenceCache, int, int]]) -> Block:
-        """Greedy draft blocks after the anchor token of each sequence, given as (cache, anchor position, anchor id).
+    def propose(self, anchors: list[tuple[SequenceCache, int, int]], pick: Pick = pick_greedy) -> Block:
+        """Draft blocks after the anchor token of each sequence, given as (cache, anchor position, anchor id).
 
-        The context reaches to the position before the anchor.
+        The context reaches to the position before the anchor. `pick` chooses each draft.
         """
         size = self.config.dspark_block_size
         batch = self.model.batch([Segment(cache, position, position + size) for cache, position, _ in anchors])
@@ -119,9 +132,9 @@ class Draft:
         for stage in self.stages:
             streams, pre = stage.forward(streams, pre, batch)
             after.append(streams)
-        return self._choose(collapse(streams, pre, self.arithmetic), ids[:, 0], tuple(after))
+        return self._choose(collapse(streams, pre, self.arithmetic), ids[:, 0], pick, tuple(after))
 
-    def _choose(self, hidden: F32, previous: I64, stages: tuple[F32, ...]) -> Block:
+    def _choose(self, hidden: F32, previous: I64, pick: Pick, stages: tuple[F32, ...]) -> Block:
         """Choose left to right: the head's logits plus a bias from the token chosen before."""
         normed = rms_norm(hidden, self.norm, self.config.norm_eps, self.arithmetic)
         by_row = (len(previous), self.config.dspark_block_size, -1)
@@ -132,6 +145,6 @@ class Draft:
             markov = self.markov_embed[previous]
             logits[:, slot] += matmul(markov, self.markov_head)
             confidence.append(matmul(np.concatenate([hidden[:, slot], markov], axis=1), self.confidence)[:, 0])
-            previous = logits[:, slot].argmax(axis=1)
+            previous = pick(slot, logits[:, slot])
             ids.append(previous)
         return Block(np.stack(ids, axis=1), logits, np.stack(confidence, axis=1), stages)

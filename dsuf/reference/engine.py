@@ -16,9 +16,10 @@ from dsuf.checkpoint.fingerprint import fingerprint
 from dsuf.errors import CheckpointError, ContextTooLong, EngineFailed, QueueFull
 from dsuf.reference.arithmetic import F32, OFFICIAL, Arithmetic
 from dsuf.reference.cache import SequenceCache
-from dsuf.reference.loader import load_model
+from dsuf.reference.loader import load_draft, load_model
 from dsuf.reference.model import Model, Output, PrefillMode
 from dsuf.reference.sampler import choose
+from dsuf.reference.speculate import Anchor, Drafter, HeadDrafter, Speculation, speculate
 from dsuf.types import EngineFacts, Finish, PrefillRange, SessionCache, StepPlan, StepResult, Turn
 
 LAYOUT = "reference-1"
@@ -39,9 +40,11 @@ class ReferenceEngine:
     """`dsuf.types.Engine` on the CPU. `prefill` chooses between the exact and the replayed prefill."""
 
     def __init__(
-        self, model: Model, name: str, weights: str, *, context_tokens: int, max_turns: int, prefill: PrefillMode
-    ) -> None:
+        self, model: Model, name: str, weights: str, *, context_tokens: int, max_turns: int, prefill: PrefillMode,
+        drafter: Drafter | None = None, speculation: Speculation | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.prefill = model, prefill
+        self.drafter, self.speculation = drafter, speculation or Speculation()
         self.fingerprint = f"{weights}-{LAYOUT}-{model.arithmetic.name}"
         self.facts = EngineFacts(
             name=name,
@@ -50,6 +53,7 @@ class ReferenceEngine:
             max_turns=max_turns,
             vocabulary=model.config.vocab_size,
             eos_id=model.config.eos_token_id,
+            max_drafts=model.config.dspark_block_size if drafter else 0,
         )
         self._turns: dict[str, _Attached] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="reference-engine")
@@ -57,12 +61,14 @@ class ReferenceEngine:
     @classmethod
     def load(
         cls, directory: Path, *, context_tokens: int, max_turns: int, prefill: PrefillMode = "replay",
-        arithmetic: Arithmetic = OFFICIAL, progress: Callable[[int], None] = lambda layer: None,
+        arithmetic: Arithmetic = OFFICIAL, drafts: bool = False, progress: Callable[[int], None] = lambda layer: None,
     ) -> Self:  # fmt: skip
-        """Load the checkpoint in `directory`; blocks for as long as it takes. Raises `CheckpointError`."""
+        """Load the checkpoint in `directory`, with its draft head if `drafts`; blocks. Raises `CheckpointError`."""
         model = load_model(directory, arithmetic, progress=progress)
-        weights = fingerprint(directory)
-        return cls(model, "reference", weights, context_tokens=context_tokens, max_turns=max_turns, prefill=prefill)
+        return cls(
+            model, "reference", fingerprint(directory), context_tokens=context_tokens, max_turns=max_turns,
+            prefill=prefill, drafter=HeadDrafter(load_draft(directory, model)) if drafts else None,
+        )  # fmt: skip
 
     def attach(self, turn: Turn) -> None:
         """Reserve a place for `turn`; raises `ContextTooLong` or `QueueFull`."""
@@ -86,9 +92,11 @@ class ReferenceEngine:
 
     def run(self, plan: StepPlan) -> list[StepResult]:
         """Run `plan` here and now: all decode turns as one batch, then each prefill range."""
-        if plan.drafts:
-            raise EngineFailed("The reference engine verifies no drafts.")
-        return self._decode([self._attached(turn) for turn in plan.decode]) + [self._prefill(r) for r in plan.prefill]
+        if plan.drafts > self.facts.max_drafts:
+            raise EngineFailed(f"The plan asks for {plan.drafts} drafts, this engine verifies {self.facts.max_drafts}.")
+        decoding = [self._attached(turn) for turn in plan.decode]
+        done = self._speculate(decoding, plan.drafts) if plan.drafts else self._decode(decoding)
+        return done + [self._prefill(part) for part in plan.prefill]
 
     def export_session(self, turn: str) -> SessionCache:
         """Copy out the cache of an attached turn whose prefill is complete; raises `CheckpointError` before that."""
@@ -122,11 +130,22 @@ class ReferenceEngine:
             raise EngineFailed(f"The plan names turn {turn}, which is not attached.") from None
 
     def _decode(self, turns: list[_Attached]) -> list[StepResult]:
+        """One token for each turn."""
         if not turns:
             return []
         output = self.model.forward([(turn.cache, np.array([turn.waiting])) for turn in turns])
         logits = self.model.logits(output, slice(None))
+        for row, turn in enumerate(turns):
+            self._feed(turn, output.taps[row : row + 1])
         return [self._choose(turn, row) for turn, row in zip(turns, logits, strict=True)]
+
+    def _speculate(self, turns: list[_Attached], drafts: int) -> list[StepResult]:
+        """One round of drafts for each turn."""
+        if not turns or self.drafter is None:
+            return []
+        anchors = [Anchor(turn.cache, turn.waiting, turn.turn.sampling) for turn in turns]
+        rounds = speculate(self.model, self.drafter, anchors, drafts, self.speculation)
+        return [self._take(turn, done.ids, done.verified) for turn, done in zip(turns, rounds, strict=True)]
 
     def _prefill(self, part: PrefillRange) -> StepResult:
         turn = self._attached(part.turn)
@@ -134,6 +153,8 @@ class ReferenceEngine:
             raise EngineFailed(f"The plan prefills {part.start} to {part.stop} after {turn.cache.length} positions.")
         last = part.stop == len(turn.ids)
         output = self._prefill_output(turn, part, last=last)
+        if output is not None:
+            self._feed(turn, output.taps)
         if output is None or not last:
             return StepResult(turn=part.turn, prefilled=part.stop)
         return self._choose(turn, self.model.logits(output, slice(-1, None))[0])
@@ -144,12 +165,30 @@ class ReferenceEngine:
             return self.model.prefill_replay(turn.cache, ids, last=last)
         return self.model.forward([(turn.cache, ids)])
 
+    def _feed(self, turn: _Attached, taps: F32) -> None:
+        """Tell the drafter of the last positions in the cache, even if this plan drafts nothing: the next one may."""
+        if self.drafter is not None:
+            self.drafter.feed(turn.cache, turn.cache.length - len(taps), taps)
+
     def _choose(self, turn: _Attached, logits: F32) -> StepResult:
-        """Take the next token of `turn`. The end-of-sentence token ends the turn and is not handed out."""
-        name, prefilled = turn.turn.id, len(turn.ids)
-        turn.waiting = choose(logits, turn.turn.sampling, turn.cache.length)
-        if turn.waiting == self.facts.eos_id:
-            return StepResult(turn=name, prefilled=prefilled, finish="stop")
-        turn.generated += 1
-        finish: Finish | None = "length" if turn.generated >= turn.turn.sampling.max_tokens else None
-        return StepResult(turn=name, ids=(turn.waiting,), prefilled=prefilled, finish=finish)
+        """Take the next token of `turn` from its `logits`."""
+        return self._take(turn, (choose(logits, turn.turn.sampling, turn.cache.length),), 0)
+
+    def _take(self, turn: _Attached, ids: tuple[int, ...], drafted: int) -> StepResult:
+        """Hand out `ids` up to the end of the turn. The end-of-sentence token ends it and is not handed out.
+
+        The cache is cut to what was handed out: a round may have gone beyond the end.
+        """
+        room = turn.turn.sampling.max_tokens - turn.generated
+        given = ids[: ids.index(self.facts.eos_id)] if self.facts.eos_id in ids[:room] else ids[:room]
+        finish: Finish | None = "stop" if len(given) < min(len(ids), room) else None
+        if finish is None and len(given) == room:
+            finish = "length"
+        turn.generated += len(given)
+        turn.waiting = ids[-1]
+        if len(given) < len(ids):
+            turn.cache.truncate(len(turn.ids) + turn.generated)
+        return StepResult(
+            turn=turn.turn.id, ids=given, prefilled=len(turn.ids), drafted=drafted,
+            accepted=min(len(given), len(ids) - 1), finish=finish,
+        )  # fmt: skip

@@ -7,6 +7,7 @@ from dsuf.checkpoint.engram import EngramHash
 from dsuf.checkpoint.shards import Checkpoint
 from dsuf.checkpoint.token_map import TokenMap
 from dsuf.reference.arithmetic import OFFICIAL, Arithmetic
+from dsuf.reference.draft import Draft
 from dsuf.reference.model import Model
 from dsuf.reference.weights import WeightSource
 
@@ -21,3 +22,8 @@ def load_model(
     engram_hash = EngramHash.from_config(checkpoint.config, tokens)
     source = WeightSource(checkpoint.tensor)
     return Model(checkpoint.config, source, engram_hash, arithmetic, own_keys=own_keys, progress=progress)
+
+
+def load_draft(directory: Path, model: Model) -> Draft:
+    """The draft head that belongs to `model`, from the same checkpoint. Raises `CheckpointError`."""
+    return Draft(WeightSource(Checkpoint.open(directory).tensor), model)

@@ -37,9 +37,9 @@ def test_draws_follow_the_distribution() -> None:
 
 @given(seed=st.integers(0, 2**63 - 1), position=st.integers(0, 2**20))
 def test_a_seed_and_a_position_fix_the_draw(seed: int, position: int) -> None:
-    assert uniform(seed, position, 0) == uniform(seed, position, 0)
-    assert 0 <= uniform(seed, position, 0) < 1
-    assert uniform(seed, position, 0) != uniform(seed, position, 1)
+    assert uniform(seed, position, "token") == uniform(seed, position, "token")
+    assert 0 <= uniform(seed, position, "token") < 1
+    assert uniform(seed, position, "token") != uniform(seed, position, "draft")
 
 
 @given(

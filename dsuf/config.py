@@ -50,7 +50,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
     max_turns: Annotated[int, Meta(description="turns that run at the same time", ge=1, le=4096)] = 8
     queue_limit: Annotated[int, Meta(description="turns that may wait; more get 429", ge=0, le=100_000)] = 64
-    threads: Annotated[int, Meta(description="CPU threads of the reference engine; 0: all cores", ge=0, le=1024)] = 0
+    threads: Annotated[int, Meta(description="CPU threads of the reference engine; 0: all cores but one", ge=0, le=1024)] = 0
     step_deadline_s: Annotated[float, Meta(description="a longer step makes the node not ready", gt=0)] = 60.0
     drain_s: Annotated[float, Meta(description="time that running streams get after SIGTERM", ge=0)] = 60.0
     keepalive_s: Annotated[

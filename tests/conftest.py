@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+# Set before NumPy is loaded: threads of matrix products wait by spinning, and a busy machine then crawls.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 SIGN_OF_LIFE_S = 30.0
 OWN_GOLDEN = Path(__file__).parent / "golden"
 

@@ -38,6 +38,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "tokenizers": ("recipe/", "checkpoint/token_map.py", "checkpoint/vocabulary_cut.py"),
     "safetensors": ("checkpoint/",),
     "huggingface_hub": ("checkpoint/fetch.py",),
+    "threadpoolctl": ("node/threads.py",),
     "uvloop": ("node/",),
     "prometheus_client": ("observe/metrics.py",),
     "redis": ("kv/directory.py",),

@@ -1,30 +1,29 @@
 """The number of threads reaches the library that uses them."""
 
+import os
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
-from dsuf.errors import CommandError
-from dsuf.node import threads
 from dsuf.node.threads import count_threads, limit_threads
 
 
-def test_the_limit_is_what_the_library_says() -> None:
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """The number of threads as it was."""
     assert np.ones(2).sum() == 2
     before = count_threads()
-    if before is None:
-        pytest.skip("NumPy here uses no OpenBLAS")
-    try:
-        limit_threads(1)
-        assert count_threads() == 1
-        limit_threads(0)
-        assert count_threads() == 1
-    finally:
-        limit_threads(before)
-    assert count_threads() == before
+    yield
+    limit_threads(before)
 
 
-def test_another_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_find_libraries", list)
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_limit_is_what_the_library_says(count: int) -> None:
+    limit_threads(count)
+    assert count_threads() == count
+
+
+def test_by_default_one_core_stays_free() -> None:
     limit_threads(0)
-    with pytest.raises(CommandError, match="threads = 2"):
-        limit_threads(2)
+    assert count_threads() == max(1, len(os.sched_getaffinity(0)) - 1)

@@ -43,6 +43,8 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # Before NumPy is loaded: its threads wait for each other by spinning, so one core is left to everything else.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - 1)))
     try:
         return _run(arguments)
     except (CommandError, CheckpointError) as error:

@@ -44,13 +44,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk_tokens: Annotated[
         int, Meta(description="prompt tokens a step; running streams wait at most for one such chunk", ge=1)
     ] = 256
+    drafts: Annotated[int, Meta(description="draft tokens that a decode step verifies; 0: none", ge=0, le=16)] = 0
+    draft_rule: Annotated[
+        Literal["block", "token"],
+        Meta(description="how drafts of a sampled reply are judged; both are exact, block keeps more"),
+    ] = "block"
+    draft_confidence: Annotated[
+        float, Meta(description="verify no draft behind which the running confidence is below this", ge=0, le=1)
+    ] = 0.0
     context_tokens: Annotated[int, Meta(description="longest prompt and answer together", ge=16, le=1_048_576)] = 65_536
     clamp_max_tokens: Annotated[
         bool, Meta(description="cut max_tokens to what is left of the context instead of refusing the request")
     ] = True
     max_turns: Annotated[int, Meta(description="turns that run at the same time", ge=1, le=4096)] = 8
     queue_limit: Annotated[int, Meta(description="turns that may wait; more get 429", ge=0, le=100_000)] = 64
-    threads: Annotated[int, Meta(description="CPU threads of the reference engine; 0: all cores but one", ge=0, le=1024)] = 0
+    threads: Annotated[
+        int, Meta(description="CPU threads of the reference engine; 0: all cores but one", ge=0, le=1024)
+    ] = 0
     step_deadline_s: Annotated[float, Meta(description="a longer step makes the node not ready", gt=0)] = 60.0
     drain_s: Annotated[float, Meta(description="time that running streams get after SIGTERM", ge=0)] = 60.0
     keepalive_s: Annotated[

@@ -14,6 +14,7 @@ from dsuf.engine_scripted import ScriptedEngine, load_script
 from dsuf.errors import CommandError, EngineFailed
 from dsuf.recipe.vocabulary import Vocabulary, load_vocabulary
 from dsuf.reference.engine import ReferenceEngine
+from dsuf.reference.speculate import Speculation
 from dsuf.types import Engine, EngineFacts, PrefillRange, Prompt, Sampling, StepPlan, Turn
 
 _WARM_UP = "warm-up"
@@ -71,11 +72,13 @@ def load_engine(settings: Settings, model: Model, progress: Callable[[int], None
         if settings.script is None:
             raise CommandError("script: engine 'scripted' needs a script file")
         return ScriptedEngine(load_script(settings.script), model.vocabulary.encode, model.vocabulary.decode, facts)
+    speculation = Speculation(rule=settings.draft_rule, confidence=settings.draft_confidence)
     return ReferenceEngine.load(
         model.directory,
         context_tokens=facts.context_tokens,
         max_turns=facts.max_turns,
         prefill=settings.prefill,
+        speculation=speculation if settings.drafts else None,
         progress=progress,
     )
 

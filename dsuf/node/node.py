@@ -187,6 +187,7 @@ class Node:
             queue_limit=self.settings.queue_limit,
             chunk_tokens=self.settings.prefill_chunk_tokens,
             step_deadline_s=self.settings.step_deadline_s,
+            drafts=min(self.settings.drafts, engine.facts.max_drafts),
         )
         self.scheduler = Scheduler(engine, limits, self.metrics)
         self.metrics.watch_load(self.scheduler.load)

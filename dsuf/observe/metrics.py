@@ -33,6 +33,10 @@ VLLM_NAMES = {
     "dsuf_prefix_cache_hits": "vllm:prefix_cache_hits",
     "dsuf_requests_finished": "vllm:request_success",
     "dsuf_preemptions": "vllm:num_preemptions",
+    "dsuf_draft_rounds": "vllm:spec_decode_num_drafts",
+    "dsuf_draft_tokens": "vllm:spec_decode_num_draft_tokens",
+    "dsuf_draft_accepted_tokens": "vllm:spec_decode_num_accepted_tokens",
+    "dsuf_draft_accepted_at_position": "vllm:spec_decode_num_accepted_tokens_per_pos",
     "dsuf_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
     "dsuf_inter_token_seconds": "vllm:inter_token_latency_seconds",
     "dsuf_request_seconds": "vllm:e2e_request_latency_seconds",
@@ -65,6 +69,7 @@ class Metrics:
         ProcessCollector(registry=registry)
         self._add_gauges(registry)
         self._add_turns(registry)
+        self._add_drafts(registry)
         self._add_loop(registry)
         self._add_http(registry)
         self._aliases = CollectorRegistry()
@@ -101,6 +106,14 @@ class Metrics:
     def observe_step(self, seconds: float) -> None:
         """The engine finished a step."""
         self._step.observe(seconds)
+
+    def count_drafts(self, drafted: int, accepted: int) -> None:
+        """A turn's step verified `drafted` drafts and kept the first `accepted` of them."""
+        self._rounds.inc()
+        self._drafted.inc(drafted)
+        self._accepted.inc(accepted)
+        for position in range(accepted):
+            self._accepted_at.labels(str(position)).inc()
 
     def count_failed_step(self) -> None:
         """The engine raised in a step."""
@@ -161,6 +174,15 @@ class Metrics:
         self._queue = _histogram("dsuf_queue_seconds", "Submission to admission", _WAIT_S, registry)
         self._request_prompt = _histogram("dsuf_request_prompt_tokens", "Prompt length", _TOKENS, registry)
         self._request_generation = _histogram("dsuf_request_generation_tokens", "Answer length", _TOKENS, registry)
+
+    def _add_drafts(self, registry: CollectorRegistry) -> None:
+        """What speculation gained: tokens a step are 1 + accepted / rounds."""
+        self._rounds = Counter("dsuf_draft_rounds", "Steps of a turn that verified drafts", registry=registry)
+        self._drafted = Counter("dsuf_draft_tokens", "Drafts verified", registry=registry)
+        self._accepted = Counter("dsuf_draft_accepted_tokens", "Drafts kept", registry=registry)
+        self._accepted_at = Counter(
+            "dsuf_draft_accepted_at_position", "Drafts kept, by place in their block", ["position"], registry=registry
+        )
 
     def _add_loop(self, registry: CollectorRegistry) -> None:
         """The engine's steps and the event loop."""

@@ -61,13 +61,18 @@ class ReferenceEngine:
     @classmethod
     def load(
         cls, directory: Path, *, context_tokens: int, max_turns: int, prefill: PrefillMode = "replay",
-        arithmetic: Arithmetic = OFFICIAL, drafts: bool = False, progress: Callable[[int], None] = lambda layer: None,
+        arithmetic: Arithmetic = OFFICIAL, speculation: Speculation | None = None,
+        progress: Callable[[int], None] = lambda layer: None,
     ) -> Self:  # fmt: skip
-        """Load the checkpoint in `directory`, with its draft head if `drafts`; blocks. Raises `CheckpointError`."""
+        """Load the checkpoint in `directory`, with its draft head if there is a `speculation`; blocks.
+
+        Raises `CheckpointError`.
+        """
         model = load_model(directory, arithmetic, progress=progress)
         return cls(
             model, "reference", fingerprint(directory), context_tokens=context_tokens, max_turns=max_turns,
-            prefill=prefill, drafter=HeadDrafter(load_draft(directory, model)) if drafts else None,
+            prefill=prefill, drafter=HeadDrafter(load_draft(directory, model)) if speculation else None,
+            speculation=speculation,
         )  # fmt: skip
 
     def attach(self, turn: Turn) -> None:

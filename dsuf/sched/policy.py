@@ -15,16 +15,20 @@ class Prefilling(msgspec.Struct, frozen=True):
     length: int
 
 
-def next_plan(decoding: Sequence[str], prefilling: Sequence[Prefilling], *, step: int, chunk_tokens: int) -> StepPlan:
+def next_plan(
+    decoding: Sequence[str], prefilling: Sequence[Prefilling], *, step: int, chunk_tokens: int, drafts: int = 0
+) -> StepPlan:
     """The plan of step number `step`: all of `decoding`, and at most one chunk of one of `prefilling` (oldest first).
 
-    An empty plan means that there is nothing to do.
+    An empty plan means that there is nothing to do. Only a plan that decodes has drafts.
     """
+    drafts = drafts if decoding else 0
     chosen = choose_prefill(prefilling, step)
     if chosen is None:
-        return StepPlan(decode=tuple(decoding))
+        return StepPlan(decode=tuple(decoding), drafts=drafts)
     stop = min(chosen.length, chosen.done + chunk_tokens)
-    return StepPlan(decode=tuple(decoding), prefill=(PrefillRange(chosen.turn, chosen.done, stop),))
+    part = PrefillRange(chosen.turn, chosen.done, stop)
+    return StepPlan(decode=tuple(decoding), prefill=(part,), drafts=drafts)
 
 
 def choose_prefill(prefilling: Sequence[Prefilling], step: int) -> Prefilling | None:

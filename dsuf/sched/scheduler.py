@@ -24,11 +24,12 @@ from dsuf.types import Engine, StepPlan, StepResult, Turn
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a scheduler: turns that wait, positions a chunk, seconds a step, seconds between probes of an idle
-    engine, and failing steps in a row that make it not ready."""
+    """Bounds of a scheduler: turns that wait, positions a chunk, drafts a step, seconds a step, seconds between probes
+    of an idle engine, and failing steps in a row that make it not ready."""
 
     queue_limit: int = 64
     chunk_tokens: int = 256
+    drafts: int = 0
     step_deadline_s: float = 60.0
     probe_s: float = 5.0
     failing_steps: int = 3
@@ -202,6 +203,7 @@ class Scheduler:
             ],
             step=self.steps,
             chunk_tokens=self._limits.chunk_tokens,
+            drafts=self._limits.drafts,
         )
 
     async def _rest(self) -> None:
@@ -246,6 +248,8 @@ class Scheduler:
                 continue
             if result.ids:
                 self._time_tokens(ticket, len(result.ids))
+            if result.drafted:
+                self._metrics.count_drafts(result.drafted, result.accepted)
             ticket.feed(result)
             if result.finish is not None:
                 self._record_end(ticket, result.finish)

@@ -37,6 +37,7 @@ def test_a_finished_turn_is_counted_under_both_names() -> None:
 def test_all_names_that_dashboards_query_are_there() -> None:
     metrics = Metrics("m")
     metrics.finish_turn("stop", Usage(), 0.1)
+    metrics.count_drafts(5, 1)
     names = {name for name, _ in read(metrics)}
     for alias in VLLM_NAMES.values():
         assert names & {alias, f"{alias}_total", f"{alias}_count"}, alias
@@ -77,3 +78,15 @@ def test_http_counters() -> None:
     assert samples["dsuf_conversion_errors_total", ("/v1/messages",)] == 1
     assert samples["dsuf_malformed_calls_total", ()] == 1
     assert samples["dsuf_requests_failed_total", ("EngineFailed",)] == 1
+
+
+def test_drafts_are_counted_by_position() -> None:
+    metrics = Metrics("m")
+    metrics.count_drafts(5, 2)
+    metrics.count_drafts(5, 0)
+    samples = read(metrics)
+    assert samples["dsuf_draft_rounds_total", ()] == samples["vllm:spec_decode_num_drafts_total", ("m",)] == 2
+    assert samples["dsuf_draft_tokens_total", ()] == samples["vllm:spec_decode_num_draft_tokens_total", ("m",)] == 10
+    assert samples["vllm:spec_decode_num_accepted_tokens_total", ("m",)] == 2
+    assert samples["dsuf_draft_accepted_at_position_total", ("0",)] == 1
+    assert samples["vllm:spec_decode_num_accepted_tokens_per_pos_total", ("m", "1")] == 1

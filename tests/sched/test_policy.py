@@ -43,6 +43,12 @@ def test_no_prompt_starves(prefilling: list[Prefilling], chunk_tokens: int, step
     assert not oldest or all(turn.turn != oldest[0].turn for turn in state)
 
 
+def test_only_a_plan_that_decodes_has_drafts() -> None:
+    waiting = [Prefilling("p", 0, 9)]
+    assert next_plan(["d"], waiting, step=0, chunk_tokens=4, drafts=5).drafts == 5
+    assert next_plan([], waiting, step=0, chunk_tokens=4, drafts=5).drafts == 0
+
+
 def test_a_short_prompt_overtakes_a_long_one_in_every_second_step() -> None:
     long, short = Prefilling("long", 0, 10_000), Prefilling("short", 0, 100)
     assert next_plan(["d"], [long, short], step=0, chunk_tokens=256).prefill == (PrefillRange("long", 0, 256),)

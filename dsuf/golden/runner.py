@@ -12,7 +12,14 @@ from dsuf.golden.layout import CASES
 from dsuf.golden.primitives import compare_primitives
 from dsuf.golden.report import Report
 from dsuf.golden.session import Session
-from dsuf.golden.stack import compare_chunks, compare_decode, compare_greedy, compare_prefixes, compare_text
+from dsuf.golden.stack import (
+    compare_chunks,
+    compare_decode,
+    compare_greedy,
+    compare_prefixes,
+    compare_replay,
+    compare_text,
+)
 from dsuf.golden.trace import TraceComparison
 from dsuf.golden.whole import compare_whole
 from dsuf.reference.arithmetic import ArithmeticName
@@ -63,6 +70,7 @@ def _compare_flavour(folder: Folder, report: Report, chosen: Container[str], fla
     text = next((cases[name] for name in ("text_full", trace, "text_long") if name in cases), None)
     if text is not None:
         compare_chunks(session, text)
+        compare_replay(session, text)
     for name, compare in _STACK_CASES.items():
         if name in cases:
             compare(session, cases[name])

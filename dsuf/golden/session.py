@@ -50,6 +50,15 @@ class Session:
             taps.append(output.taps)
         return cache, np.concatenate(logits), np.concatenate(taps)
 
+    def replay(self, ids: I64, chunk: int | None = None) -> tuple[SequenceCache, F32]:
+        """Replay `ids` [T] into a new cache, whole or in chunks: the cache and the last logits [1, vocabulary]."""
+        cache = self.model.new_cache()
+        while True:
+            part = ids[cache.length : cache.length + (chunk or len(ids))]
+            output = self.model.prefill_replay(cache, part, last=cache.length + len(part) == len(ids))
+            if output is not None:
+                return cache, self.model.logits(output, slice(-1, None))
+
     def step(self, cache: SequenceCache, token: int) -> tuple[F32, F32]:
         """Decode one token: its logits [1, vocabulary] and taps [1, targets · dim]."""
         output = self.model.forward([(cache, np.array([token], np.int64))])

@@ -98,3 +98,23 @@ def compare_chunks(session: Session, case: Case) -> None:
     session.report.judge(
         case.name, session.flavour, f"chunks of {CHUNK} = whole", shown, "equal to the bit", all(equal)
     )
+
+
+def compare_replay(session: Session, case: Case) -> None:
+    """A replayed prefill in chunks equals a whole one; how far its last position is from the exact one is shown."""
+    ids = case.whole("input_ids")
+    (whole_cache, whole), (cache, logits) = session.replay(ids), session.replay(ids, CHUNK)
+    equal = cache.global_bytes() == whole_cache.global_bytes() and bool((logits == whole).all())
+    shown = "equal" if equal else "differ"
+    item = f"replay in chunks of {CHUNK} = whole replay"
+    session.report.judge(case.name, session.flavour, item, f"bytes and logits {shown}", "equal to the bit", equal)
+    exact = session.prefill(ids)[1][-1:]
+    distance = Distance.between(whole, exact)
+    tokens = f"token {whole.argmax()}, exact {exact.argmax()}"
+    session.report.show(
+        case.name,
+        session.flavour,
+        "replay: last position",
+        f"{tokens}, distance {distance.largest:.1e}",
+        "for information",
+    )

@@ -28,7 +28,9 @@ def machine() -> str:
 def commit() -> str:
     """The short name of the checked-out commit, with `+` if the working tree differs from it."""
     name = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    dirty = subprocess.run(["git", "status", "--porcelain", "dsuf"], capture_output=True, text=True, check=False)
+    dirty = subprocess.run(
+        ["git", "status", "--porcelain", "dsuf", "kernels"], capture_output=True, text=True, check=False
+    )
     return name.stdout.strip() + ("+" if dirty.stdout.strip() else "")
 
 

@@ -73,9 +73,10 @@ def draw(lines: list[Line]) -> str:
             f'style="animation-delay:{line.at_s:.2f}s" xml:space="preserve">{html.escape(text)}</text>'
         )
     style = (
-        "text{font:13px ui-monospace,Menlo,Consolas,monospace;opacity:0;animation:show .05s forwards}"
-        "@keyframes show{to{opacity:1}}.said{fill:#d8dee4}.typed{fill:#7ee787}"
-        "@media (prefers-reduced-motion:reduce){text{animation:none;opacity:1}}"
+        # Visible by itself: a viewer without animation shows all lines at once.
+        "text{font:13px ui-monospace,Menlo,Consolas,monospace;animation:show .05s backwards}"
+        "@keyframes show{from{opacity:0}}.said{fill:#d8dee4}.typed{fill:#7ee787}"
+        "@media (prefers-reduced-motion:reduce){text{animation:none}}"
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '

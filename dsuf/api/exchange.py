@@ -36,7 +36,6 @@ class Exchange:
     model: str | None = None
     turn: str | None = None
     usage: Usage | None = None
-    queue_s: float | None = None
     first_token_s: float | None = None
     finish: str | None = None
     failure: str | None = None
@@ -65,7 +64,6 @@ class Exchange:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
-            queue_s=_round(self.queue_s),
             first_token_s=_round(self.first_token_s),
             total_s=_round(self.elapsed_s()),
             finish=self.finish,

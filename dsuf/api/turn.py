@@ -118,8 +118,6 @@ def _prompt_usage(turn: Turn, first: StepResult) -> Usage:
 
 def _note(exchange: Exchange, result: StepResult) -> None:
     """Stage and times, as `result` changes them."""
-    if exchange.queue_s is None:
-        exchange.queue_s = exchange.elapsed_s()
     if result.ids and exchange.first_token_s is None:
         exchange.first_token_s = exchange.elapsed_s()
     exchange.stage = "decoding" if result.ids or exchange.stage == "decoding" else "prefilling"

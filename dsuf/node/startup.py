@@ -37,14 +37,18 @@ class Startup:
 
 
 def describe_use(url: str, settings: Settings) -> str:
-    """How to send a first request, with curl, the OpenAI SDK and dsh."""
+    """How to send a first request, with curl, the SDKs and dsh."""
     key = "YOUR_KEY" if settings.api_keys else "any"
     header = f" -H 'authorization: Bearer {key}'" if settings.api_keys else ""
-    body = '{"model": "deepseek-flash", "stream": true, "messages": [{"role": "user", "content": "Hello"}]}'
+    body = (
+        '{"model": "deepseek-flash", "stream": true, "max_tokens": 64, '
+        '"messages": [{"role": "user", "content": "Hello"}]}'
+    )
     return "\n".join(
         (
             f"curl -N {url}/v1/chat/completions{header} -H 'content-type: application/json' -d '{body}'",
             f'OpenAI SDK: OpenAI(base_url="{url}/v1", api_key="{key}"), model "deepseek-flash"',
-            f"dsh: DEEPSEEK_BASE_URL={url} DEEPSEEK_API_KEY={key} dsh",
+            f'Anthropic SDK: Anthropic(base_url="{url}", api_key="{key}"), model "deepseek-flash"',
+            f"dsh: DEEPSEEK_BASE_URL={url} DEEPSEEK_API_KEY={key} DSH_HOME=$HOME/.dsh dsh --profile headless 'Hello'",
         )
     )

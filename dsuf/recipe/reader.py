@@ -1,6 +1,7 @@
 """Token ids of a reply -> events of the client's protocol, and their fold into a whole reply."""
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from dsuf.types import Event, Finish, Usage
 
 _REASONS = {"stop": InferenceFinishReason.Stop, "length": InferenceFinishReason.Length}
 _DECODER = json.JSONDecoder()
+_BEGINS_ANSWER = re.compile(r'(?<!\\)"content":"[^"]')
 _SOURCES = ("device_tokens", "host_tokens", "peer_tokens", "computed_tokens")
 
 
@@ -53,6 +55,7 @@ class Reader:
         self._one_by_one = bool(options.stop_sequences)
         self._dsml_id = vocabulary.dsml_id if options.parse_tool_calls else -1
         self._saw_markup = False
+        self._answered = False
         self.completion_tokens = 0
         self.finish_reason: str | None = None
 
@@ -131,6 +134,8 @@ class Reader:
         for chunk in chunks:
             data = chunk.to_json()
             self._note_reason(data)
+            # Outside of strings only, where quotation marks are not escaped.
+            self._answered = self._answered or '"tool_calls":' in data or _BEGINS_ANSWER.search(data) is not None
             events.append(Event(self._responses.sse_event_name(chunk), self._extend(data)))
             self._whole.accumulate(chunk)  # consumes the chunk, so it comes last
         return events
@@ -148,7 +153,19 @@ class Reader:
         usage, stop = _DECODER.raw_decode(data, start)
         details = {"cached_tokens": self._usage.cached_tokens}
         usage["prompt_tokens_details"] = details | {name: getattr(self._usage, name) for name in _SOURCES}
+        self._correct_reasoning(usage)
         return data[:start] + msgspec.json.encode(usage).decode() + data[stop:]
+
+    def _correct_reasoning(self, usage: dict[str, Any]) -> None:
+        """Make the count of reasoning tokens fit the count of all.
+
+        The library's is a few off where tokens end within a character: where there was nothing but reasoning it is the
+        count of all, and never more.
+        """
+        if counts := usage.get("completion_tokens_details"):
+            total = usage["completion_tokens"]
+            thinks = counts["reasoning_tokens"] > 0 and not self._answered
+            counts["reasoning_tokens"] = total if thinks else min(total, counts["reasoning_tokens"])
 
     def _note_reason(self, data: str) -> None:
         """Remember the reason for the end that the client is given, if the event `data` has one."""

@@ -186,3 +186,22 @@ def test_usage(vocabulary: Vocabulary) -> None:
         "cached_tokens": 3, "device_tokens": 3, "host_tokens": 0, "peer_tokens": 0, "computed_tokens": 4,
     }  # fmt: skip
     assert reader.usage == Usage(device_tokens=3, computed_tokens=4, completion_tokens=last["completion_tokens"])
+
+
+def test_reasoning_is_never_more_than_all(vocabulary: Vocabulary) -> None:
+    """Random ids end within characters again and again, where the library's own count of reasoning tokens is off."""
+    draw = random.Random(4)
+    for length in (1, 7, 20, 60):
+        for _ in range(20):
+            ids = [draw.randrange(3, vocabulary.size - 200) for _ in range(length)]
+            reader = open_reader(vocabulary, "chat")
+            reader.open(Usage(computed_tokens=5))
+            for token in ids:
+                reader.feed((token,))
+            reader.finish("length")
+            usage = json.loads(reader.fold())["usage"]
+            assert usage["completion_tokens"] == length
+            reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+            assert reasoning <= length
+            if not json.loads(reader.fold())["choices"][0]["message"]["content"]:
+                assert reasoning == length

@@ -28,6 +28,7 @@ COMMANDS = (
     Command("serve", "serve a model over HTTP in the foreground", "dsuf.serve"),
     Command("golden", "compare the reference engine with recorded vectors of the official code", "dsuf.golden"),
     Command("weights", "plan, verify or fetch a released checkpoint", "dsuf.checkpoint.commands"),
+    Command("kernels", "build, list or check the CUDA kernels", "dsuf.cuda.commands"),
     Command("doctor", "say what this machine has, and what is missing for what", "dsuf.doctor"),
 )
 

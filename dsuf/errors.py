@@ -15,6 +15,7 @@
     │   ├── EngineFailed          500  the engine raised; no internals in the text
     │   └── Unavailable           503  starting, draining or stalled; retry
     ├── CheckpointError           weights, config or tokenizer on disk are not what they must be
+    ├── DeviceError               the GPU or its driver refused or failed
     └── CommandError              wrong use of a command: one line, exit code 2
 
 A `RequestError` holds all that a protocol needs to print itself; `api/` alone knows the envelopes.
@@ -131,6 +132,10 @@ class Unavailable(RequestError):
 
 class CheckpointError(DsufError):
     """A checkpoint, its config or its tokenizer is missing, damaged or of another model."""
+
+
+class DeviceError(DsufError):
+    """The GPU or its driver refused or failed; what was queued on it cannot be trusted."""
 
 
 class CommandError(DsufError):

@@ -17,6 +17,7 @@ LAYERS: dict[str, set[str]] = {
     "observe": GROUND,
     "checkpoint": GROUND | {"observe"},
     "reference": GROUND | {"observe", "checkpoint"},
+    "cuda": GROUND | {"observe", "checkpoint"},
     "engine_scripted": GROUND | {"observe"},
     "recipe": GROUND | {"observe", "checkpoint"},
     "kv": GROUND | {"observe", "checkpoint"},

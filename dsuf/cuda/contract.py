@@ -1,0 +1,191 @@
+"""The parameter structs of the kernels, field for field those of `kernels/include/contract.h`.
+
+A field is written as its type and shape: `*bf16 rows dim/32` points to that many BF16 values, `?` after the type says
+that it may be None, `i32` alone is a number. Names in a shape are fields of the struct or sizes of the model.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from dsuf.errors import CommandError
+
+_NUMBERS: dict[str, Any] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
+_DTYPES = {"bf16": "<u2", "u8": "|u1", "f32": "<f4", "i32": "<i4", "i64": "<i8"}
+ALIGNMENT_BYTES = 16
+
+
+class DeviceArray(Protocol):
+    """An array on the device, as CuPy and others describe theirs: shape, typestr, data, strides."""
+
+    @property
+    def __cuda_array_interface__(self) -> Mapping[str, Any]:
+        """The description."""
+
+
+class Field(NamedTuple):
+    """A field of a struct: a number (`shape` is None) or a pointer to `shape` elements of `kind`."""
+
+    name: str
+    kind: str
+    optional: bool
+    shape: tuple[str, ...] | None
+
+
+class Params:
+    """The layout of one struct; `pack` fills it."""
+
+    def __init__(self, name: str, **fields: str) -> None:
+        self.name = name
+        self.fields = tuple(_parse(field, text) for field, text in fields.items())
+        layout = [(f.name, _NUMBERS[f.kind] if f.shape is None else ctypes.c_void_p) for f in self.fields]
+        self.ctype: type[ctypes.Structure] = type(name, (ctypes.Structure,), {"_fields_": layout})
+
+    def offsets(self) -> dict[str, int]:
+        """Bytes from the start of the struct to each field."""
+        return {field.name: getattr(self.ctype, field.name).offset for field in self.fields}
+
+    def pack(self, values: Mapping[str, DeviceArray | int | None], sizes: Mapping[str, int]) -> ctypes.Structure:
+        """The struct that holds `values`; raises `CommandError` for a wrong name, type, size or alignment."""
+        if values.keys() != {field.name for field in self.fields}:
+            differ = sorted(values.keys() ^ {field.name for field in self.fields})
+            raise CommandError(f"{self.name}: missing or unknown: {', '.join(differ)}")
+        names = dict(sizes) | {name: value for name, value in values.items() if isinstance(value, int)}
+        for field in self.fields:
+            if field.shape is None and field.name not in names:
+                raise CommandError(f"{self.name}.{field.name}: a number is needed")
+        packed = self.ctype()
+        for field in self.fields:
+            setattr(packed, field.name, self._value(field, values[field.name], names))
+        return packed
+
+    def _value(self, field: Field, value: DeviceArray | int | None, names: Mapping[str, int]) -> int | None:
+        """What goes into `field`: the number, or the address of the array after its checks."""
+        if field.shape is None:
+            return names[field.name]
+        if value is None and field.optional:
+            return None
+        if value is None or isinstance(value, int):
+            raise CommandError(f"{self.name}.{field.name}: an array is needed")
+        described = value.__cuda_array_interface__
+        need, have = 1, 1
+        for factor in field.shape:
+            need *= _factor(factor, names)
+        for length in described["shape"]:
+            have *= length
+        problem = _array_problem(field, described, need, have)
+        if problem:
+            raise CommandError(f"{self.name}.{field.name}: {problem}")
+        return int(described["data"][0])
+
+
+def _array_problem(field: Field, described: Mapping[str, Any], need: int, have: int) -> str:
+    """Why an array cannot be passed, or an empty text."""
+    if described["typestr"] != _DTYPES[field.kind]:
+        return f"elements of {field.kind} are needed, not {described['typestr']}"
+    if described.get("strides") is not None:
+        return "the array has gaps"
+    if have < need:
+        return f"{need} elements are needed, the array has {have}"
+    # A row of packed cache bytes can begin anywhere.
+    if field.kind != "u8" and have and described["data"][0] % ALIGNMENT_BYTES:
+        return f"the array is not aligned to {ALIGNMENT_BYTES} bytes"
+    return ""
+
+
+def _parse(name: str, text: str) -> Field:
+    kind, *shape = text.split()
+    if not kind.startswith("*"):
+        return Field(name, kind, optional=False, shape=None)
+    return Field(name, kind.strip("*?"), kind.endswith("?"), tuple(shape))
+
+
+def _factor(text: str, names: Mapping[str, int]) -> int:
+    """The value of `3`, `rows`, `a+1` or `width/32` (rounded up)."""
+    if "/" in text:
+        name, divisor = text.split("/")
+        return -(-_factor(name, names) // int(divisor))
+    if "+" in text:
+        return sum(_factor(part, names) for part in text.split("+"))
+    return int(text) if text.isdigit() else names[text]
+
+
+_LIVE = {"live": "*i32 1"}
+
+QUANTIZE_ROWS = Params(
+    "QuantizeRows", x="*bf16 rows width", codes="*u8", scales="*u8", meaning="*bf16? rows width", place="*i64? rows",
+    **_LIVE, codes_stride="i64", scales_stride="i64", rows="i32", width="i32",
+)  # fmt: skip
+NORM_QUANTIZE = Params(
+    "NormQuantize", x="*bf16 rows k", weight="*bf16 k", y="*bf16 rows k", codes="*u8? rows k", scales="*u8? rows k/32",
+    **_LIVE, rows="i32",
+)  # fmt: skip
+PROJECT_STREAMS = Params(
+    "ProjectStreams", streams="*bf16 rows streams dim", fn="*f32 outputs streams dim",
+    partial="*f32 rows splits outputs+1", **_LIVE, rows="i32",
+)  # fmt: skip
+MIX_STREAMS = Params(
+    "MixStreams", partial="*f32 rows splits outputs+1", base="*f32 outputs", scale="*f32 3", pre="*f32 rows streams",
+    post="*f32 rows streams", comb="*f32 rows streams streams", **_LIVE, rows="i32",
+)  # fmt: skip
+COLLAPSE_NORM = Params(
+    "CollapseNorm", streams="*bf16 rows streams dim", pre="*f32 rows streams", weight="*bf16 dim", y="*bf16 rows dim",
+    codes="*u8? rows dim", scales="*u8? rows dim/32", **_LIVE, rows="i32",
+)  # fmt: skip
+EXPAND_STREAMS = Params(
+    "ExpandStreams", branch="*bf16 rows dim", streams="*bf16 rows streams dim", post="*f32 rows streams",
+    comb="*f32 rows streams streams", out="*bf16 rows streams dim", **_LIVE, rows="i32",
+)  # fmt: skip
+ROTATE_ROWS = Params(
+    "RotateRows", x="*bf16 rows heads width", positions="*i64 rows", frequencies="*f32 rope_dim/2", **_LIVE, rows="i32",
+    heads="i32", width="i32", inverse="i32",
+)  # fmt: skip
+PROJECT_FP8 = Params(
+    "ProjectFp8", codes="*u8 rows k", scales="*u8 rows k/32", weight="*u8 n k", weight_scale="*u8 n/32 k/32",
+    out="*bf16 rows n", **_LIVE, rows="i32", n="i32",
+)  # fmt: skip
+PROJECT_BF16 = Params(
+    "ProjectBf16", x="*bf16 rows k", weight="*bf16 n k", out="*f32? rows n", rounded="*bf16? rows n", **_LIVE,
+    rows="i32", n="i32",
+)  # fmt: skip
+PROJECT_GROUPS = Params(
+    "ProjectGroups", x="*bf16 rows heads head_dim", weight="*u8 o_width k", weight_scale="*u8 o_width/32 k/32",
+    out="*bf16 rows o_width", **_LIVE, rows="i32",
+)  # fmt: skip
+ROUTE_EXPERTS = Params(
+    "RouteExperts", logits="*f32 rows experts", bias="*f32 experts", chosen="*i32 rows picks",
+    weights="*f32 rows picks", **_LIVE, rows="i32", experts="i32", picks="i32",
+)  # fmt: skip
+GROUP_EXPERTS = Params(
+    "GroupExperts", chosen="*i32 rows picks", used="*i32 1", expert="*i32 experts", first="*i32 experts+1",
+    order="*i32 rows picks", rows="i32", picks="i32", experts="i32",
+)  # fmt: skip
+_GROUPED = {"used": "*i32 1", "expert": "*i32 slots", "first": "*i32 slots+1", "order": "*i32 1"}
+EXPERTS_UP = Params(
+    "ExpertsUp", codes="*u8 dim", scales="*u8 dim/32", w1="*u8 inter dim/2", w1_scale="*u8 inter dim/32",
+    w3="*u8 inter dim/2", w3_scale="*u8 inter dim/32", weights="*f32 picks", **_GROUPED, inner="*bf16 picks inter",
+    slots="i32", picks="i32",
+)  # fmt: skip
+EXPERTS_DOWN = Params(
+    "ExpertsDown", codes="*u8 inter", scales="*u8 inter/32", w2="*u8 dim inter/2", w2_scale="*u8 dim inter/32",
+    **_GROUPED, out="*bf16 dim", slots="i32",
+)  # fmt: skip
+COMBINE_EXPERTS = Params(
+    "CombineExperts", routed="*bf16 rows picks dim", shared="*bf16 rows dim", out="*bf16 rows dim", **_LIVE, rows="i32",
+    picks="i32",
+)  # fmt: skip
+SWIGLU = Params("Swiglu", hidden="*bf16 rows 2 inter", inner="*bf16 rows inter", **_LIVE, rows="i32")
+ATTEND_SPARSE = Params(
+    "AttendSparse", q="*bf16 rows heads head_dim", window="*u8", entries="*u8?",
+    slots="*i32 rows window_slots+entry_slots", sink="*f32 heads",
+    out="*bf16 rows heads head_dim", **_LIVE, rows="i32", heads="i32", window_slots="i32",
+    entry_slots="i32",
+)  # fmt: skip
+SCORE_INDEX = Params(
+    "ScoreIndex", q="*bf16 rows index_heads index_dim", weights="*bf16 rows index_heads", keys="*u8",
+    reachable="*i32 rows", scores="*f32 rows entries", **_LIVE, rows="i32", entries="i32",
+)  # fmt: skip
+SELECT_ROWS = Params(
+    "SelectRows", scores="*f32 rows entries", reachable="*i32 rows", selected="*i32 rows count", **_LIVE, rows="i32",
+    entries="i32", count="i32",
+)  # fmt: skip

@@ -1,0 +1,99 @@
+"""Load compiled kernels onto the device and launch them: the only place that does.
+
+Through the driver's own interface, as cuda-python offers it; arrays are anything that describes itself as CuPy's do.
+"""
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any
+
+from dsuf.cuda.contract import DeviceArray
+from dsuf.cuda.sizes import Sizes
+from dsuf.cuda.table import KERNELS, Kernel
+from dsuf.cuda.toolchain import TARGETS, Binary
+from dsuf.errors import CommandError, DeviceError
+
+try:
+    from cuda.bindings import driver
+except ImportError:
+    driver = None
+
+STATIC_SHARED_BYTES = 48 * 1024
+"""Beyond this much dynamic shared memory a kernel has to ask."""
+
+
+class Device:
+    """GPU number `index` and its primary context, which is made current for this thread."""
+
+    def __init__(self, index: int = 0) -> None:
+        if driver is None:
+            raise CommandError("no cuda-python: install the packages of requirements-cuda.lock")
+        try:
+            _call(driver.cuInit(0))
+            self.handle = _call(driver.cuDeviceGet(index))
+        except (DeviceError, RuntimeError) as error:
+            raise CommandError(f"no CUDA device {index}: {error}") from error
+        _call(driver.cuCtxSetCurrent(_call(driver.cuDevicePrimaryCtxRetain(self.handle))))
+        self.name: str = _call(driver.cuDeviceGetName(128, self.handle)).split(b"\0")[0].decode()
+        attribute = driver.CUdevice_attribute
+        major = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+        minor = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+        self.sm = f"sm_{major}{minor}a"
+        if self.sm not in TARGETS:
+            raise CommandError(f"{self.name} is {self.sm[:-1]}: kernels exist for {', '.join(TARGETS)}")
+
+    def _attribute(self, which: Any) -> int:
+        return int(_call(driver.cuDeviceGetAttribute(which, self.handle)))
+
+
+class Kernels:
+    """Every entry of `binaries` on `device`; raises `CommandError` where one is missing or of another target."""
+
+    def __init__(self, device: Device, binaries: Iterable[Binary], sizes: Sizes) -> None:
+        self.names = sizes.named()
+        self._functions: dict[str, Any] = {}
+        for binary in binaries:
+            if binary.sm != device.sm:
+                raise CommandError(f"{binary.source} is built for {binary.sm}, {device.name} is {device.sm}")
+            module = _call(driver.cuModuleLoadData(binary.path.read_bytes()))
+            for entry in binary.entries:
+                self._functions[entry.entry] = _call(driver.cuModuleGetFunction(module, entry.entry.encode()))
+        missing = sorted(KERNELS.keys() - self._functions.keys())
+        if missing:
+            raise CommandError(f"no binary has {', '.join(missing)}")
+        for kernel in KERNELS.values():
+            self._allow_shared(kernel)
+
+    def launch(self, entry: str, stream: int = 0, **values: DeviceArray | int | None) -> None:
+        """Queue kernel `entry` with the fields of its struct; raises `CommandError` for wrong ones, else `DeviceError`.
+
+        Nothing is queued for an empty grid.
+        """
+        kernel = KERNELS[entry]
+        names = kernel.names(self.names)
+        packed = kernel.params.pack(values, names)
+        names |= {name: value for name, value in values.items() if isinstance(value, int)}
+        columns, rows = kernel.grid(names)
+        if not columns or not rows:
+            return
+        argument = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
+        _call(
+            driver.cuLaunchKernel(
+                self._functions[entry], columns, rows, 1, kernel.threads, 1, 1, kernel.shared_bytes(names), stream,
+                ctypes.addressof(argument), 0,
+            )
+        )  # fmt: skip
+
+    def _allow_shared(self, kernel: Kernel) -> None:
+        wanted = kernel.shared_bytes(kernel.names(self.names))
+        if wanted > STATIC_SHARED_BYTES // 2:
+            which = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _call(driver.cuFuncSetAttribute(self._functions[kernel.entry], which, wanted))
+
+
+def _call(outcome: tuple[Any, ...]) -> Any:
+    """The value of a driver call; raises `DeviceError` with the driver's own name for what went wrong."""
+    status, *values = outcome
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"the CUDA driver says {status.name}")
+    return values[0] if values else None

@@ -1,0 +1,87 @@
+"""The sizes that kernels are compiled for, taken from a checkpoint's configuration."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from dsuf.checkpoint.config import ModelConfig
+from dsuf.errors import CheckpointError
+
+GROUP = 32
+"""Values that share a scale along the contraction of a quantised linear."""
+
+STREAM_SPLIT = 256
+"""Values of a row that one block of `project_streams` multiplies; the same constant stands in the source."""
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kernel may depend on at compile time. Equal sizes give equal binaries, whatever the checkpoint."""
+
+    dim: int
+    streams: int
+    heads: int
+    head_dim: int
+    rope_dim: int
+    q_lora: int
+    o_groups: int
+    o_lora: int
+    index_heads: int
+    index_dim: int
+    inter: int
+    engram_width: int
+    sinkhorn_rounds: int
+    hc_eps: float
+    norm_eps: float
+    route_scale: float
+    swiglu_limit: float
+
+    def macros(self) -> Mapping[str, str]:
+        """`DSUF_…` definitions for the compiler, floats as float32 literals."""
+        return {f"DSUF_{name.upper()}": _literal(getattr(self, name)) for name in self.__struct_fields__}
+
+    def named(self) -> dict[str, int]:
+        """Integers by the names that the contract's shapes use."""
+        own = {name: getattr(self, name) for name in self.__struct_fields__}
+        derived = {
+            "outputs": (2 + self.streams) * self.streams,
+            "splits": -(-self.streams * self.dim // STREAM_SPLIT),
+            "o_width": self.o_groups * self.o_lora,
+            "group_width": self.heads * self.head_dim // self.o_groups,
+        }
+        return {name: value for name, value in own.items() if isinstance(value, int)} | derived
+
+
+def from_config(config: ModelConfig) -> Sizes:
+    """The sizes of `config`; raises `CheckpointError` where the kernels ask for more than the architecture does."""
+    sizes = Sizes(
+        dim=config.dim, streams=config.hc_mult, heads=config.n_heads, head_dim=config.head_dim,
+        rope_dim=config.rope_head_dim, q_lora=config.q_lora_rank, o_groups=config.o_groups, o_lora=config.o_lora_rank,
+        index_heads=config.index_n_heads, index_dim=config.index_head_dim, inter=config.moe_inter_dim,
+        engram_width=(config.engram_max_ngram_size - 1) * config.engram_n_heads * config.engram_head_dim,
+        sinkhorn_rounds=config.hc_sinkhorn_iters, hc_eps=config.hc_eps, norm_eps=config.norm_eps,
+        route_scale=config.route_scale, swiglu_limit=config.swiglu_limit,
+    )  # fmt: skip
+    for problem in _problems(sizes, config):
+        raise CheckpointError(f"config: the CUDA kernels need {problem}")
+    return sizes
+
+
+def _problems(s: Sizes, config: ModelConfig) -> list[str]:
+    """What is wrong with `s`, in words."""
+    widths = {
+        "dim": s.dim, "q_lora_rank": s.q_lora, "o_lora_rank": s.o_lora, "index_head_dim": s.index_dim,
+        "moe_inter_dim": s.inter, "the Engram width": s.engram_width,
+        "the heads of an output group": s.heads * s.head_dim // s.o_groups,
+    }  # fmt: skip
+    found = [f"{name} in whole groups of {GROUP}, not {width}" for name, width in widths.items() if width % GROUP]
+    if s.head_dim % 64:
+        found.append(f"head_dim in whole groups of 64, not {s.head_dim}")
+    if s.streams > 5:
+        found.append(f"at most 5 streams, not {s.streams}")
+    if config.n_routed_experts > 1024:
+        found.append(f"at most 1024 experts, not {config.n_routed_experts}")
+    return found
+
+
+def _literal(value: int | float) -> str:
+    return str(value) if isinstance(value, int) else f"{value!r}f"

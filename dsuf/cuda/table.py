@@ -1,0 +1,133 @@
+"""The table of kernels: where each stands, what it takes, and the geometry of its launch."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from dsuf.cuda import contract
+from dsuf.cuda.contract import Params
+
+Names = Mapping[str, int]
+Grid = Callable[[Names], tuple[int, int]]
+
+
+class Kernel(NamedTuple):
+    """An entry of a source: its parameters, threads a block, and grid and shared bytes from fields and sizes.
+
+    `aliases` gives the shapes' `k` for an entry that is compiled for one contraction width.
+    """
+
+    entry: str
+    source: str
+    params: Params
+    threads: int
+    grid: Grid
+    aliases: Mapping[str, str] = {}
+    shared_bytes: Callable[[Names], int] = lambda n: 0
+
+    def names(self, sizes: Names) -> dict[str, int]:
+        """`sizes` with this entry's own name for its contraction width."""
+        return dict(sizes) | {alias: sizes[name] for alias, name in self.aliases.items()}
+
+
+def _blocks(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+def _tiles(n: Names) -> tuple[int, int]:
+    """Sixteen outputs by eight rows."""
+    return _blocks(n["n"], 16), _blocks(n["rows"], 8)
+
+
+def _each_row(n: Names) -> tuple[int, int]:
+    return n["rows"], 1
+
+
+def _four_rows(n: Names) -> tuple[int, int]:
+    return _blocks(n["rows"], 4), 1
+
+
+def _quantisers() -> list[Kernel]:
+    def grid(n: Names) -> tuple[int, int]:
+        return _blocks(n["width"], 8 * 256), n["rows"]
+
+    names = ("quantize_fp8", "quantize_index", "quantize_entry")
+    return [Kernel(name, "quantize_rows", contract.QUANTIZE_ROWS, 256, grid) for name in names]
+
+
+def _norms() -> list[Kernel]:
+    widths = ("dim", "q_lora", "head_dim", "index_dim")
+    return [
+        Kernel(f"norm_{width}", "norm_quantize", contract.NORM_QUANTIZE, 256, _each_row, {"k": width})
+        for width in widths
+    ]
+
+
+def _projections() -> list[Kernel]:
+    fp8 = {"dim": "dim", "q_lora": "q_lora", "o": "o_width", "inter": "inter", "engram": "engram_width"}
+    return [
+        *(
+            Kernel(f"project_fp8_{name}", "project_fp8", contract.PROJECT_FP8, 256, _tiles, {"k": width})
+            for name, width in fp8.items()
+        ),
+        *(
+            Kernel(f"project_bf16_{width}", "project_bf16", contract.PROJECT_BF16, 256, _tiles, {"k": width})
+            for width in ("dim", "head_dim")
+        ),
+        Kernel(
+            "project_groups", "project_groups", contract.PROJECT_GROUPS, 256,
+            lambda n: (n["o_width"] // 16, _blocks(n["rows"], 8)), {"k": "group_width"},
+        ),
+    ]  # fmt: skip
+
+
+def _streams() -> list[Kernel]:
+    return [
+        Kernel(
+            "project_streams", "project_streams", contract.PROJECT_STREAMS, 256,
+            lambda n: (n["splits"], _blocks(n["rows"], 8)),
+        ),
+        Kernel("mix_streams", "mix_streams", contract.MIX_STREAMS, 128, _four_rows),
+        Kernel("collapse_norm", "collapse_norm", contract.COLLAPSE_NORM, 256, _each_row),
+        Kernel(
+            "expand_streams", "expand_streams", contract.EXPAND_STREAMS, 256,
+            lambda n: (_blocks(n["dim"], 8 * 256), n["rows"]),
+        ),
+        Kernel("rotate_rows", "rotate_rows", contract.ROTATE_ROWS, 256, _each_row),
+    ]  # fmt: skip
+
+
+def _experts() -> list[Kernel]:
+    return [
+        Kernel("route_experts", "route_experts", contract.ROUTE_EXPERTS, 128, _four_rows),
+        Kernel("group_experts", "group_experts", contract.GROUP_EXPERTS, 1024, lambda n: (1, 1)),
+        Kernel("experts_up", "experts_up", contract.EXPERTS_UP, 256, lambda n: (n["inter"] // 16, n["slots"])),
+        Kernel("experts_down", "experts_down", contract.EXPERTS_DOWN, 256, lambda n: (n["dim"] // 16, n["slots"])),
+        Kernel("swiglu_rows", "swiglu", contract.SWIGLU, 256, lambda n: (_blocks(n["inter"], 256), n["rows"])),
+        Kernel(
+            "combine_experts", "combine_experts", contract.COMBINE_EXPERTS, 256,
+            lambda n: (_blocks(n["dim"], 256), n["rows"]),
+        ),
+    ]  # fmt: skip
+
+
+def _attention() -> list[Kernel]:
+    return [
+        Kernel(
+            "attend_sparse", "attend_sparse", contract.ATTEND_SPARSE, 256,
+            lambda n: (_blocks(n["heads"], 16), n["rows"]), shared_bytes=lambda n: 64 * (n["head_dim"] + 8) * 2,
+        ),
+        Kernel(
+            "score_index", "score_index", contract.SCORE_INDEX, 256, lambda n: (_blocks(n["entries"], 64), n["rows"])
+        ),
+        Kernel("select_rows", "select_rows", contract.SELECT_ROWS, 1024, _each_row),
+    ]  # fmt: skip
+
+
+KERNELS: Mapping[str, Kernel] = {
+    kernel.entry: kernel
+    for kernel in (*_quantisers(), *_norms(), *_projections(), *_streams(), *_experts(), *_attention())
+}
+"""Every kernel by the name of its entry."""
+
+SOURCES = sorted({kernel.source for kernel in KERNELS.values()})
+"""File names under `kernels/any`, without the ending."""

@@ -1,0 +1,116 @@
+// Attention of each row over its own list of cache rows, read packed in place, with a sink in the denominator.
+//
+//   s = q . k_j / sqrt(head_dim); out = sum bf16(e^(s - m)) v_j / (sum e^(s - m) + e^(sink - m)), k_j = v_j
+//
+// Shapes: AttendSparse; slots of the window come first, then those of the compressed entries. The softmax runs online over
+// blocks of 64 slots in slot order; the probability is rounded to BF16 relative to the running maximum for the product
+// alone. head_dim a multiple of 64. A block of 8 warps takes a row and sixteen of its heads: it unpacks 64 cache rows into
+// shared memory (exact in BF16), each warp scores eight slots, then sums an eighth of the channels. A row without slots
+// gives zeros. Grid: (ceil(heads / 16), rows); shared memory 64 * (head_dim + 8) * 2 bytes. Padding: zeros.
+// Bound: bytes, head_dim * 33 / 32 a window slot (528) and head_dim * 9 / 16 an entry (288), once for sixteen heads.
+#include "contract.h"
+#include "mma.cuh"
+#include "numeric.cuh"
+#include "reduce.cuh"
+
+namespace dsuf {
+
+constexpr int kDim = DSUF_HEAD_DIM, kPitch = kDim + 8, kBlock = 64, kShare = kDim / 8, kTiles = kShare / 8;
+static_assert(kDim % 64 == 0, "a warp sums whole tiles of eight channels");
+
+// Cache row `slot` as BF16 into shared memory by one warp; zeros where there is none.
+__device__ void unpack_row(uint16_t* to, const AttendSparse& p, int at, int slot) {
+  const int lane = threadIdx.x % 32;
+  if (slot < 0) {
+    for (int i = lane; i < kDim; i += 32) to[i] = 0;
+  } else if (at < p.window_slots) {
+    const uint8_t* row = p.window + int64_t(slot) * (kDim + kDim / 32);
+    for (int i = lane; i < kDim; i += 32) to[i] = bf16_bits(decode_e4m3(row[i]) * decode_e8m0(row[kDim + i / 32]));
+  } else {
+    const uint8_t* row = p.entries + int64_t(slot) * (kDim / 2 + kDim / 16);
+    for (int i = lane; i < kDim / 2; i += 32) {
+      const float scale = decode_e4m3(row[kDim / 2 + i / 8]);
+      to[2 * i] = bf16_bits(decode_e2m1(row[i] & 15) * scale);
+      to[2 * i + 1] = bf16_bits(decode_e2m1(row[i] >> 4) * scale);
+    }
+  }
+}
+
+__device__ __forceinline__ uint32_t pair_of(const uint16_t* at) { return *reinterpret_cast<const uint32_t*>(at); }
+
+}  // namespace dsuf
+
+extern "C" __global__ void __launch_bounds__(256) attend_sparse(const dsuf::AttendSparse p) {
+  using namespace dsuf;
+  extern __shared__ uint16_t rows[];  // [kBlock][kPitch]
+  __shared__ float score[16][kBlock + 1], highest[16], decay[16], denominator[16];
+  __shared__ uint16_t weight[16][kBlock + 8];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head0 = blockIdx.x * 16;
+  const int64_t row = blockIdx.y;
+  const int slots = p.window_slots + p.entry_slots;
+  const bool live = row < *p.live;
+  const int low = lane / 4, column = lane % 4 * 2;
+  float total[kTiles][4] = {};
+  if (threadIdx.x < 16) highest[threadIdx.x] = -1e30f, denominator[threadIdx.x] = 0.0f;
+  const float scale = __fdiv_rn(1.0f, __fsqrt_rn(float(kDim)));
+  const uint16_t* q_low = p.q + (row * p.heads + min(head0 + low, p.heads - 1)) * kDim + column;
+  const uint16_t* q_high = p.q + (row * p.heads + min(head0 + low + 8, p.heads - 1)) * kDim + column;
+  for (int first = 0; live && first < slots; first += kBlock) {
+    __syncthreads();
+    for (int s = warp; s < kBlock; s += 8)
+      unpack_row(rows + s * kPitch, p, first + s, first + s < slots ? p.slots[row * slots + first + s] : -1);
+    __syncthreads();
+    float c[4] = {};
+    const uint16_t* key = rows + (warp * 8 + low) * kPitch + column;
+    for (int k = 0; k < kDim; k += 16)
+      mma_bf16(c, pair_of(q_low + k), pair_of(q_high + k), pair_of(q_low + k + 8), pair_of(q_high + k + 8),
+               pair_of(key + k), pair_of(key + k + 8));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int s = warp * 8 + column + i % 2;
+      const bool some = first + s < slots && p.slots[row * slots + first + s] >= 0;
+      score[low + i / 2 * 8][s] = some ? __fmul_rn(c[i], scale) : -INFINITY;
+    }
+    __syncthreads();
+    for (int head = warp; head < 16; head += 8) {
+      const float a = score[head][lane], b = score[head][lane + 32], before = highest[head];
+      const float now = fmaxf(before, warp_max(fmaxf(a, b)));
+      const float pa = expf(a - now), pb = expf(b - now), sum = warp_sum(pa + pb);
+      weight[head][lane] = bf16_bits(pa);
+      weight[head][lane + 32] = bf16_bits(pb);
+      __syncwarp();
+      if (lane == 0) {
+        decay[head] = expf(before - now);
+        denominator[head] = __fadd_rn(__fmul_rn(denominator[head], decay[head]), sum);
+        highest[head] = now;
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      float sum[4] = {};
+      const uint16_t* value = rows + warp * kShare + t * 8 + low;
+#pragma unroll
+      for (int k = 0; k < kBlock; k += 16) {
+        const uint16_t* v = value + (k + column) * kPitch;
+        const uint32_t b0 = v[0] | uint32_t(v[kPitch]) << 16, b1 = v[8 * kPitch] | uint32_t(v[9 * kPitch]) << 16;
+        mma_bf16(sum, pair_of(&weight[low][k + column]), pair_of(&weight[low + 8][k + column]),
+                 pair_of(&weight[low][k + column + 8]), pair_of(&weight[low + 8][k + column + 8]), b0, b1);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) total[t][i] = __fadd_rn(__fmul_rn(total[t][i], decay[low + i / 2 * 8]), sum[i]);
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int head = head0 + low + i / 2 * 8;
+    if (head >= p.heads) continue;
+    const float m = highest[low + i / 2 * 8];
+    const float below = __fadd_rn(denominator[low + i / 2 * 8], expf(fminf(p.sink[head] - m, 80.0f)));
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+      p.out[(row * p.heads + head) * kDim + warp * kShare + t * 8 + column + i % 2] =
+          live ? bf16_bits(__fdiv_rn(total[t][i], below)) : 0;
+  }
+}

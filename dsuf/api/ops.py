@@ -9,6 +9,7 @@ from aiohttp import web
 import dsuf
 from dsuf.api.parts import Parts, Readiness
 from dsuf.errors import PathNotFound
+from dsuf.observe.metrics import CONTENT_TYPE
 from dsuf.recipe.names import SERVED_NAMES
 
 _OWNER = "deepseek-ai"
@@ -44,9 +45,7 @@ async def report_readiness(_request: web.Request, parts: Parts) -> web.Response:
 
 async def report_metrics(_request: web.Request, parts: Parts) -> web.Response:
     """Prometheus' text format."""
-    return web.Response(
-        body=parts.status.metrics_text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-    )
+    return web.Response(body=parts.status.metrics_text(), headers={"Content-Type": CONTENT_TYPE})
 
 
 async def report_version(_request: web.Request, parts: Parts) -> web.Response:

@@ -47,10 +47,6 @@ class Distance(NamedTuple):
         """Largest error."""
         return float(self.errors.max(initial=0.0))
 
-    def share_within(self, limit: float) -> float:
-        """Which part of the rows is within `limit`."""
-        return float(np.mean(self.errors <= limit)) if len(self.errors) else 1.0
-
     def __str__(self) -> str:
         return f"{self.median:.1e}/{self.largest:.1e}"
 

@@ -58,6 +58,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
     max_turns: Annotated[int, Meta(description="turns that run at the same time", ge=1, le=4096)] = 8
     queue_limit: Annotated[int, Meta(description="turns that may wait; more get 429", ge=0, le=100_000)] = 64
+    cache_bytes: Annotated[
+        int, Meta(description="memory for session caches that later turns take over; 0: none are kept", ge=0)
+    ] = 1 << 30
     threads: Annotated[
         int, Meta(description="CPU threads of the reference engine; 0: all cores but one", ge=0, le=1024)
     ] = 0

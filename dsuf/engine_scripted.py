@@ -31,6 +31,7 @@ from dsuf.errors import CheckpointError, CommandError, ContextTooLong, QueueFull
 from dsuf.types import EngineFacts, Finish, PrefillRange, SessionCache, StepPlan, StepResult, Turn
 
 FINGERPRINT = "scripted"
+SPARE_TOKENS = 16
 NO_RULE = "The script has no rule for this prompt."
 
 
@@ -126,7 +127,7 @@ class ScriptedEngine:
         decode: Callable[[Sequence[int]], str],
         facts: EngineFacts,
     ) -> None:
-        self.facts = facts
+        self.facts = msgspec.structs.replace(facts, fingerprint=FINGERPRINT)
         self._script = script
         self._encode = encode
         self._decode = decode
@@ -163,25 +164,29 @@ class ScriptedEngine:
 
     def detach(self, turn: str) -> None:
         """Forget `turn`."""
-        if turn in (self._running or ()):
-            raise RuntimeError(f"turn {turn!r} is detached while its step runs")
+        self._refuse_while_running(turn)
         self._turns.pop(turn, None)
 
-    def export_session(self, turn: str) -> SessionCache:
-        """The ids whose positions are filled."""
+    async def export_session(self, turn: str) -> SessionCache:
+        """The ids whose positions are filled: a real engine has not fed the last token yet."""
+        self._refuse_while_running(turn)
         progress = self._turns[turn]
-        filled = [*progress.turn.prompt.ids[: progress.prefilled], *progress.reply[: progress.sent]]
-        return SessionCache(fingerprint=FINGERPRINT, length=len(filled), parts={"ids": array("q", filled).tobytes()})
+        fed = progress.reply[: max(0, progress.sent - 1)]
+        filled = array("q", [*progress.turn.prompt.ids[: progress.prefilled], *fed])
+        return SessionCache(
+            fingerprint=FINGERPRINT, length=len(filled), ids=filled.tobytes(), parts={"rows": bytes(len(filled))},
+            spare=min(SPARE_TOKENS, len(filled)), repeats=True,
+        )  # fmt: skip
 
-    def import_session(self, turn: str, cache: SessionCache) -> None:
-        """Count the positions of `cache` as prefilled, as far as they hold the prompt's ids."""
+    async def import_session(self, turn: str, cache: SessionCache, length: int) -> None:
+        """Count `length` positions as prefilled; raises `CheckpointError` where they do not hold the prompt's ids."""
+        self._refuse_while_running(turn)
+        progress = self._turns[turn]
         if cache.fingerprint != FINGERPRINT:
             raise CheckpointError(f"session cache: fingerprint {cache.fingerprint!r} is not {FINGERPRINT!r}")
-        stored, prompt = array("q", cache.parts["ids"]), self._turns[turn].turn.prompt.ids
-        same = 0
-        while same < min(len(stored), len(prompt)) and stored[same] == prompt[same]:
-            same += 1
-        self._turns[turn].prefilled = same
+        if tuple(array("q", cache.ids)[:length]) != progress.turn.prompt.ids[:length]:
+            raise CheckpointError("session cache: holds another prompt")
+        progress.prefilled = length
 
     def counters(self) -> Mapping[str, int]:
         """Turns, and positions reserved for them."""
@@ -191,6 +196,11 @@ class ScriptedEngine:
     async def close(self) -> None:
         """Forget everything."""
         self._turns.clear()
+
+    def _refuse_while_running(self, turn: str) -> None:
+        """Raise if a step with `turn` runs."""
+        if turn in (self._running or ()):
+            raise RuntimeError(f"turn {turn!r} is touched while its step runs")
 
     async def _begin(self, progress: _Progress) -> None:
         """Find rule and reply where this is the turn's first step, and do what the rule wants of this step."""

@@ -124,15 +124,27 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class SessionCache(msgspec.Struct, frozen=True, kw_only=True):
-    """A session's cache for its first `length` positions, bytes by part; `fingerprint` names weights and layout."""
+    """A session's cache for its first `length` positions: a commit point, from which a turn can go on exactly.
+
+    `fingerprint` names weights, layout and way of prefilling. `ids` holds the token ids of the positions, 8 bytes each,
+    little-endian; `parts` the rest, bytes by name. Up to `spare` of the last positions may be left off and the result
+    is still a state that the session went through. Where `repeats` is set, a prompt that ends at `length` exactly may
+    leave off its last position, whatever `spare` says.
+    """
 
     fingerprint: str
     length: int
+    ids: bytes
     parts: Mapping[str, bytes]
+    spare: int = 0
+    repeats: bool = False
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the layers above need to know of a loaded engine; a plan may ask it to verify up to `max_drafts` drafts."""
+    """What the layers above need to know of a loaded engine.
+
+    A plan may ask it to verify up to `max_drafts` drafts. `fingerprint` is that of the caches it exports and takes.
+    """
 
     name: str
     device: str
@@ -141,10 +153,11 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     eos_id: int
     max_drafts: int = 0
+    fingerprint: str = ""
 
 
 class Engine(Protocol):
-    """A loaded model. Only one `step` runs at a time; no call computes on the event loop.
+    """A loaded model. Only one `step`, export or import runs at a time; no call computes on the event loop.
 
     `attach` reserves what the turn can ever need and raises `QueueFull` where it does not fit now, `ContextTooLong`
     where it never can. `step` raises only when the engine itself failed: every turn in the plan is lost then. `detach`
@@ -162,11 +175,15 @@ class Engine(Protocol):
     def detach(self, turn: str) -> None:
         """Forget the turn named `turn`."""
 
-    def export_session(self, turn: str) -> SessionCache:
-        """Copy out the cache of an attached turn."""
+    async def export_session(self, turn: str) -> SessionCache:
+        """Copy out the cache of an attached turn, as the last step left it."""
 
-    def import_session(self, turn: str, cache: SessionCache) -> None:
-        """Fill the cache of an attached turn; raises `CheckpointError` if the fingerprint differs."""
+    async def import_session(self, turn: str, cache: SessionCache, length: int) -> None:
+        """Fill the empty cache of an attached turn with the first `length` positions of `cache`.
+
+        Raises `CheckpointError` if the fingerprint or the size of a part differs. Failed or cancelled, it leaves the
+        turn as it was.
+        """
 
     def counters(self) -> Mapping[str, int]:
         """What is held now, by name (turns, cache bytes): all zero when idle."""

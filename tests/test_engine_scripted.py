@@ -77,13 +77,13 @@ async def test_a_session_travels() -> None:
     source, target = make_engine(Rule(reply="xy")), make_engine()
     source.attach(make_turn("a", "hello"))
     await source.step(StepPlan(prefill=(PrefillRange("a", 0, 3),)))
-    cache = source.export_session("a")
-    assert (cache.length, list(memoryview(cache.parts["ids"]).cast("q"))) == (3, encode("hel"))
+    cache = await source.export_session("a")
+    assert (cache.length, list(memoryview(cache.ids).cast("q"))) == (3, encode("hel"))
     target.attach(make_turn("b", "help"))
-    target.import_session("b", cache)
+    await target.import_session("b", cache, 3)
     await target.step(StepPlan(prefill=(PrefillRange("b", 3, 4),)))
     with pytest.raises(CheckpointError):
-        target.import_session("b", SessionCache(fingerprint="other", length=0, parts={}))
+        await target.import_session("b", SessionCache(fingerprint="other", length=0, ids=b"", parts={}), 0)
 
 
 def test_a_wrong_script_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from dsuf.api.parts import Settings as ApiSettings
 from dsuf.api.server import build_app
 from dsuf.config import Settings
 from dsuf.errors import CommandError
+from dsuf.kv.arena import Arena
+from dsuf.kv.sessions import Sessions
 from dsuf.node.drain import Signals, drain
 from dsuf.node.engines import Model, find_directory, foresee_facts, load_engine, open_model, warm_up
 from dsuf.node.gate import Gate
@@ -78,6 +80,7 @@ class Node:
         self.gate = Gate()
         self.engine: Engine | None = None
         self.scheduler: Scheduler | None = None
+        self.sessions: Sessions | None = None
         self._listener = listener
         self._startup = startup
         self._loading = False
@@ -117,6 +120,8 @@ class Node:
     async def stop(self) -> bool:
         """End everything, whatever was started; whether no thread is left behind."""
         await _cancel(self._scheduling)
+        if self.sessions is not None:
+            await self.sessions.close()
         if self._server is not None:
             self._server.close()
         if self._runner is not None:
@@ -189,9 +194,11 @@ class Node:
             step_deadline_s=self.settings.step_deadline_s,
             drafts=min(self.settings.drafts, engine.facts.max_drafts),
         )
-        self.scheduler = Scheduler(engine, limits, self.metrics)
+        if self.settings.cache_bytes:
+            self.sessions = Sessions(engine, Arena(self.settings.cache_bytes), self.metrics)
+        self.scheduler = Scheduler(engine, limits, self.metrics, self.sessions)
         self.metrics.watch_load(self.scheduler.load)
-        self.pulse.watch(self.scheduler, engine, limits)
+        self.pulse.watch(self.scheduler, engine, limits, self.sessions)
         self._scheduling = asyncio.create_task(self.scheduler.run())
         self.gate.open(self.scheduler)
 

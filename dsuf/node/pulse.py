@@ -7,6 +7,7 @@ import msgspec
 
 from dsuf.api.parts import Readiness
 from dsuf.config import Settings
+from dsuf.kv.sessions import Sessions
 from dsuf.observe.lag import LoopLag
 from dsuf.observe.metrics import Metrics
 from dsuf.sched.scheduler import Limits, Scheduler
@@ -27,6 +28,7 @@ class Pulse:
         self._metrics = metrics
         self._scheduler: Scheduler | None = None
         self._engine: Engine | None = None
+        self._sessions: Sessions | None = None
         self._patience_s = 0.0
 
     @property
@@ -34,9 +36,9 @@ class Pulse:
         """Whether new turns are refused for good."""
         return self._draining
 
-    def watch(self, scheduler: Scheduler, engine: Engine, limits: Limits) -> None:
+    def watch(self, scheduler: Scheduler, engine: Engine, limits: Limits, sessions: Sessions | None = None) -> None:
         """Judge by `scheduler` from now on."""
-        self._scheduler, self._engine = scheduler, engine
+        self._scheduler, self._engine, self._sessions = scheduler, engine, sessions
         self._patience_s = limits.probe_s + limits.step_deadline_s + SLACK_S
 
     def begin_drain(self) -> None:
@@ -70,6 +72,7 @@ class Pulse:
             "queue_limit": settings.queue_limit,
             "turns": dict(self._scheduler.counters()) if self._scheduler else {},
             "engine": dict(self._engine.counters()) if self._engine else {},
+            "session_cache": dict(self._sessions.counters()) if self._sessions else {},
             "loop_lag": msgspec.to_builtins(self.lag.summarise()),
         }
 

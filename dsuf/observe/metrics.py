@@ -4,7 +4,9 @@ Every figure is recorded once; the second set of names is made when the metrics 
 that those dashboards select by. Labels only take values from the code (routes, statuses, stages), never from a client.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Literal
 
 import msgspec
 from prometheus_client import (
@@ -66,10 +68,12 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
         self._load: Callable[[], Load] = Load
+        self._sessions: Callable[[], Mapping[str, int]] = dict
         ProcessCollector(registry=registry)
         self._add_gauges(registry)
         self._add_turns(registry)
         self._add_drafts(registry)
+        self._add_sessions(registry)
         self._add_loop(registry)
         self._add_http(registry)
         self._aliases = CollectorRegistry()
@@ -78,6 +82,10 @@ class Metrics:
     def watch_load(self, load: Callable[[], Load]) -> None:
         """Ask `load` whenever the metrics are read."""
         self._load = load
+
+    def watch_sessions(self, counters: Callable[[], Mapping[str, int]]) -> None:
+        """Ask `counters` for entries, bytes and leases of the session caches whenever the metrics are read."""
+        self._sessions = counters
 
     def count_response(self, endpoint: str, status: int) -> None:
         """An HTTP response went out; `endpoint` is the route, not the path that was sent."""
@@ -114,6 +122,31 @@ class Metrics:
         self._accepted.inc(accepted)
         for position in range(accepted):
             self._accepted_at.labels(str(position)).inc()
+
+    def count_lookup(self, result: Literal["hit", "miss", "failed"], tokens: int = 0) -> None:
+        """A turn looked for a session cache and took over `tokens` positions of one."""
+        self._lookups.labels(result).inc()
+        self._restored.inc(tokens)
+
+    def observe_restore(self, seconds: float) -> None:
+        """A kept session cache was verified and given to the engine."""
+        self._restore.observe(seconds)
+
+    def count_commit(self, result: Literal["kept", "refused", "failed"]) -> None:
+        """A turn left a commit point behind, or there was no room for it, or it could not be copied out."""
+        self._commits.labels(result).inc()
+
+    def count_evictions(self, entries: int) -> None:
+        """So many commit points made room."""
+        self._evictions.inc(entries)
+
+    def count_withdrawal(self) -> None:
+        """A commit point was withdrawn, since a use of it failed."""
+        self._withdrawn.inc()
+
+    def count_checksum_failure(self) -> None:
+        """A kept session cache was not what had been written."""
+        self._damaged.inc()
 
     def count_failed_step(self) -> None:
         """The engine raised in a step."""
@@ -167,7 +200,9 @@ class Metrics:
         self._sources = Counter("dsuf_prompt_source_tokens", "Prompt tokens by origin", ["source"], registry=registry)
         self._finished = Counter("dsuf_requests_finished", "Turns ended", ["finished_reason"], registry=registry)
         self._failed = Counter("dsuf_requests_failed", "Turns ended by an error", ["error"], registry=registry)
-        self._preemptions = Counter("dsuf_preemptions", "Turns put back; never done", registry=registry)
+        self._preemptions = Counter(
+            "dsuf_preemptions", "Turns put back to let others run (this scheduler does not)", registry=registry
+        )
         self._first_token = _histogram("dsuf_time_to_first_token_seconds", "Until the first token", _WAIT_S, registry)
         self._gap = _histogram("dsuf_inter_token_seconds", "Time a token after the first", _GAP_S, registry)
         self._request = _histogram("dsuf_request_seconds", "Submission to the last token", _WAIT_S, registry)
@@ -183,6 +218,23 @@ class Metrics:
         self._accepted_at = Counter(
             "dsuf_draft_accepted_at_position", "Drafts kept, by place in their block", ["position"], registry=registry
         )
+
+    def _add_sessions(self, registry: CollectorRegistry) -> None:
+        """Session caches that outlive their turn."""
+        name = "dsuf_session_cache"
+        self._lookups = Counter(f"{name}_lookups", "Turns that looked for one", ["result"], registry=registry)
+        self._restored = Counter(f"{name}_hit_tokens", "Positions taken over", registry=registry)
+        self._restore = _histogram(f"{name}_restore_seconds", "Verifying one and copying it in", _GAP_S, registry)
+        self._commits = Counter(f"{name}_commits", "Commit points left behind", ["result"], registry=registry)
+        self._evictions = Counter(f"{name}_evictions", "Commit points that made room", registry=registry)
+        self._withdrawn = Counter(f"{name}_withdrawn", "Commit points whose use failed", registry=registry)
+        self._damaged = Counter(f"{name}_checksum_failures", "Commit points found damaged", registry=registry)
+        for what, text in (("entries", "Commit points kept"), ("bytes", "Bytes of them"), ("leases", "Uses of them")):
+            Gauge(f"{name}_{what}", text, registry=registry).set_function(partial(self._count_sessions, what))
+
+    def _count_sessions(self, what: str) -> float:
+        """One of the counters that `watch_sessions` gave."""
+        return self._sessions().get(what, 0)
 
     def _add_loop(self, registry: CollectorRegistry) -> None:
         """The engine's steps and the event loop."""

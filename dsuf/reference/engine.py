@@ -22,8 +22,10 @@ from dsuf.reference.sampler import choose
 from dsuf.reference.speculate import Anchor, Drafter, HeadDrafter, Speculation, speculate
 from dsuf.types import EngineFacts, Finish, PrefillRange, SessionCache, StepPlan, StepResult, Turn
 
-LAYOUT = "reference-1"
+LAYOUT = "reference-2"
 """Names the arrangement of an exported cache; part of its fingerprint."""
+
+_ID = np.dtype("<i8")
 
 
 class _Attached:
@@ -45,7 +47,7 @@ class ReferenceEngine:
     ) -> None:  # fmt: skip
         self.model, self.prefill = model, prefill
         self.drafter, self.speculation = drafter, speculation or Speculation()
-        self.fingerprint = f"{weights}-{LAYOUT}-{model.arithmetic.name}"
+        self.fingerprint = f"{weights}-{LAYOUT}-{model.arithmetic.name}-{prefill}"
         self.facts = EngineFacts(
             name=name,
             device=f"CPU, NumPy {np.__version__}, {platform.machine()}",
@@ -54,6 +56,7 @@ class ReferenceEngine:
             vocabulary=model.config.vocab_size,
             eos_id=model.config.eos_token_id,
             max_drafts=model.config.dspark_block_size if drafter else 0,
+            fingerprint=self.fingerprint,
         )
         self._turns: dict[str, _Attached] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="reference-engine")
@@ -103,20 +106,42 @@ class ReferenceEngine:
         done = self._speculate(decoding, plan.drafts) if plan.drafts else self._decode(decoding)
         return done + [self._prefill(part) for part in plan.prefill]
 
-    def export_session(self, turn: str) -> SessionCache:
-        """Copy out the cache of an attached turn whose prefill is complete; raises `CheckpointError` before that."""
-        cache = self._attached(turn).cache
-        if cache.decoded != cache.length:
-            raise CheckpointError("a cache cannot be exported in the middle of a replayed prefill")
-        return SessionCache(fingerprint=self.fingerprint, length=cache.length, parts=dict(cache.export_parts()))
+    async def export_session(self, turn: str) -> SessionCache:
+        """Copy out the cache of an attached turn on the worker thread, hence between steps."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self.copy_out, turn)
 
-    def import_session(self, turn: str, cache: SessionCache) -> None:
-        """Fill the cache of an attached turn whose prompt begins with what is in `cache`; raises `CheckpointError`."""
+    def copy_out(self, turn: str) -> SessionCache:
+        """The cache of an attached turn, here and now.
+
+        What a replay cut off is the same only for a prompt that ends where it did, hence positions before it are spared
+        to nobody else.
+        """
+        cache = self._attached(turn).cache
+        return SessionCache(
+            fingerprint=self.fingerprint, length=cache.length, ids=cache.ids[: cache.length].astype(_ID).tobytes(),
+            parts=dict(cache.export_parts()), spare=max(0, min(cache.slack, cache.length - cache.replayed)),
+            repeats=cache.slack > 0,
+        )  # fmt: skip
+
+    async def import_session(self, turn: str, cache: SessionCache, length: int) -> None:
+        """Fill the cache of an attached turn whose prompt begins with the first `length` positions of `cache`; raises
+        `CheckpointError`."""
+        fresh = await asyncio.get_running_loop().run_in_executor(self._worker, self.copy_in, cache, length)
+        self._attached(turn).cache = fresh
+
+    def copy_in(self, cache: SessionCache, length: int) -> SequenceCache:
+        """The first `length` positions of `cache` as a cache of this model; raises `CheckpointError`."""
         if cache.fingerprint != self.fingerprint:
             raise CheckpointError(f"the cache is of {cache.fingerprint}, this engine's are of {self.fingerprint}")
+        if len(cache.ids) != cache.length * _ID.itemsize:
+            raise CheckpointError(f"a session's cache of {cache.length} positions has {len(cache.ids)} bytes of ids")
         fresh = self.model.new_cache()
-        fresh.import_parts(cache.length, cache.parts)
-        self._attached(turn).cache = fresh
+        fresh.import_parts(np.frombuffer(cache.ids, _ID).astype(np.int64), cache.parts)
+        if length < cache.length:
+            if cache.length - length > fresh.slack:
+                raise CheckpointError(f"a session's cache of {cache.length} positions cannot be cut to {length}")
+            fresh.truncate(length)
+        return fresh
 
     def counters(self) -> Mapping[str, int]:
         """Attached turns and the bytes that their caches hold."""

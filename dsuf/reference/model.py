@@ -147,6 +147,8 @@ class Model:
         start = max(cache.decoded, cache.length - window)
         oldest = cache.length - len(streams)
         self._cut_windows(cache, first, oldest, start)
+        if start > cache.decoded:
+            cache.replayed = cache.length
         lead = start - oldest
         if lead:
             boundary = self.layers[first]

@@ -15,6 +15,8 @@ from dsuf.errors import (
     RequestError,
     Unavailable,
 )
+from dsuf.kv.commit import is_due
+from dsuf.kv.sessions import Sessions
 from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Load, Metrics
 from dsuf.sched.policy import Prefilling, next_plan
@@ -42,13 +44,14 @@ class Scheduler:
     a step or an idle probe last came back. `steps` counts them.
     """
 
-    def __init__(self, engine: Engine, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, engine: Engine, limits: Limits, metrics: Metrics, sessions: Sessions | None = None) -> None:
         self.trouble: str | None = None
         self.progressed_s = time.monotonic()
         self.steps = 0
         self._engine = engine
         self._limits = limits
         self._metrics = metrics
+        self._sessions = sessions
         self._queue = TurnQueue()
         self._tickets: dict[str, TurnTicket] = {}  # every turn whose reader has not come to its end
         self._held: dict[str, TurnTicket] = {}  # what the engine holds, oldest first; may have left already
@@ -106,8 +109,10 @@ class Scheduler:
         step did not come back: then closing the engine frees it."""
         try:
             while True:
+                self._wake.clear()  # what happens from here on is looked at before the loop rests
+                await self._leave_behind()
                 self._release()
-                self._admit()
+                await self._admit()
                 plan = self._plan()
                 if plan.decode or plan.prefill:
                     await self._step(plan)
@@ -157,12 +162,14 @@ class Scheduler:
             ticket = self._held.pop(name)
             self._crowded = False
             self._turn_s += 0.1 * (time.monotonic() - ticket.attached_s - self._turn_s)
+            if self._sessions is not None:
+                self._sessions.forget(name)
             try:
                 self._engine.detach(name)
             except Exception as error:
                 log_event("detach failed", level="error", error=error, turn=name)
 
-    def _admit(self) -> None:
+    async def _admit(self) -> None:
         """Attach waiting turns, in order, as far as the engine has room."""
         while len(self._held) < self._engine.facts.max_turns and not self._crowded:
             turn = self._queue.first()
@@ -182,14 +189,15 @@ class Scheduler:
                 self._fail([ticket], EngineFailed("the engine failed to begin this request"))
             else:
                 self._queue.take()
-                self._hold(ticket)
+                await self._hold(ticket)
 
-    def _hold(self, ticket: TurnTicket) -> None:
-        """The engine has accepted `ticket`."""
-        ticket.stage = "prefilling"
-        ticket.attached_s = ticket.latest_s = time.monotonic()
+    async def _hold(self, ticket: TurnTicket) -> None:
+        """The engine has accepted `ticket`, which takes over what an earlier turn left behind."""
+        ticket.begin(time.monotonic())
         self._held[ticket.turn.id] = ticket
         self._metrics.observe_queue(ticket.attached_s - ticket.submitted_s)
+        if self._sessions is not None:
+            ticket.take_over(await self._sessions.restore(ticket.turn))
 
     def _plan(self) -> StepPlan:
         """The next step."""
@@ -206,9 +214,30 @@ class Scheduler:
             drafts=self._limits.drafts,
         )
 
+    async def _leave_behind(self) -> None:
+        """Commit the caches of turns that ended other than by an error. No step is running."""
+        for ticket in list(self._held.values()):
+            if ticket.ended and not ticket.failed and self.trouble is None:
+                await self._commit(ticket, ticket.prefilled_tokens + ticket.generated_tokens)
+
+    async def _commit(self, ticket: TurnTicket, length: int) -> None:
+        """Keep the cache of `ticket`, about `length` positions, if that is more than is kept already."""
+        if self._sessions is not None and length > ticket.kept_tokens:
+            ticket.kept_tokens = length
+            await self._sessions.commit(ticket.turn, length)
+
+    async def _commit_chunks(self, plan: StepPlan) -> None:
+        """Commit the prompts that `plan` brought to a point where that is due."""
+        for part in plan.prefill:
+            ticket = self._held.get(part.turn)
+            if ticket is None or ticket.ended or ticket.prefilled_tokens != part.stop:
+                continue
+            chunk, prompt = self._limits.chunk_tokens, len(ticket.turn.prompt.ids)
+            if is_due(part.stop, prompt=prompt, kept=ticket.kept_tokens, chunk_tokens=chunk):
+                await self._commit(ticket, part.stop)
+
     async def _rest(self) -> None:
         """Wait for something to do; an empty step now and then shows that the engine would do it."""
-        self._wake.clear()
         try:
             async with asyncio.timeout(self._limits.probe_s):
                 await self._wake.wait()
@@ -239,6 +268,7 @@ class Scheduler:
         self.trouble = None
         self._metrics.observe_step(self.progressed_s - started_s)
         self._deliver(results)
+        await self._commit_chunks(plan)
 
     def _deliver(self, results: Iterable[StepResult]) -> None:
         """Hand results to their readers. Results for turns that left meanwhile are normal."""
@@ -248,6 +278,8 @@ class Scheduler:
                 continue
             if result.ids:
                 self._time_tokens(ticket, len(result.ids))
+                if self._sessions is not None:
+                    self._sessions.trust(result.turn)
             if result.drafted:
                 self._metrics.count_drafts(result.drafted, result.accepted)
             ticket.feed(result)
@@ -275,6 +307,9 @@ class Scheduler:
         self._metrics.count_failed_step()
         named = {*plan.decode, *(part.turn for part in plan.prefill)}
         lost = [ticket for name, ticket in self._held.items() if name in named and not ticket.ended]
+        if self._sessions is not None:
+            for ticket in lost:
+                self._sessions.blame(ticket.turn.id)
         self._fail(lost, EngineFailed("the engine failed while it computed this request"))
         self._failing_steps += 1
         if self._failing_steps >= self._limits.failing_steps:

@@ -23,12 +23,16 @@ class TurnTicket:
     def __init__(self, turn: Turn, now_s: float, on_leave: Callable[["TurnTicket", str], None]) -> None:
         self.turn = turn
         self.stage: Stage = "queued"
+        self.host_tokens = 0
+        self.kept_tokens = 0
         self.prefilled_tokens = 0
         self.generated_tokens = 0
         self.submitted_s = now_s
         self.attached_s = now_s
         self.latest_s = now_s
+        self.failed = False
         self._prompt_usage: Usage | None = None
+        self._told = False
         self._results: deque[StepResult] = deque()
         self._error: RequestError | None = None
         self._news = asyncio.Event()
@@ -41,9 +45,19 @@ class TurnTicket:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far; the prompt's are as the first result said, or else were all computed."""
-        prompt = self._prompt_usage or Usage(computed_tokens=self.prefilled_tokens)
+        """Tokens so far; the prompt's are as the first result said, or else computed where not taken over."""
+        computed = self.prefilled_tokens - self.host_tokens
+        prompt = self._prompt_usage or Usage(host_tokens=self.host_tokens, computed_tokens=computed)
         return msgspec.structs.replace(prompt, completion_tokens=self.generated_tokens)
+
+    def begin(self, now_s: float) -> None:
+        """The engine holds the turn."""
+        self.stage = "prefilling"
+        self.attached_s = self.latest_s = now_s
+
+    def take_over(self, tokens: int) -> None:
+        """The engine got the first `tokens` positions of the prompt from a cache in host memory."""
+        self.host_tokens = self.kept_tokens = self.prefilled_tokens = tokens
 
     def feed(self, result: StepResult) -> None:
         """Add a result; one with `finish` is the last."""
@@ -54,12 +68,20 @@ class TurnTicket:
             self.stage = "decoding"
         if result.finish is not None:
             self.stage = "writing"
-        self._results.append(result)
+        self._results.append(self._with_usage(result))
         self._news.set()
+
+    def _with_usage(self, result: StepResult) -> StepResult:
+        """`result` as the reader gets it: the first one says where the prompt came from."""
+        if self._told or not self.host_tokens:
+            return result
+        self._told = True
+        computed = len(self.turn.prompt.ids) - self.host_tokens
+        return msgspec.structs.replace(result, usage=Usage(host_tokens=self.host_tokens, computed_tokens=computed))
 
     def fail(self, error: RequestError) -> None:
         """End with `error`, which the reader meets after the results before it."""
-        self.stage = "writing"
+        self.stage, self.failed = "writing", True
         self._error = error
         self._news.set()
 

@@ -110,42 +110,36 @@ def test_plans_that_cannot_be_run_are_typed(model: Model, ids: I64, plan: StepPl
         engine.run(plan)
 
 
-def test_a_session_moves_between_engines(model: Model, ids: I64) -> None:
+async def test_a_session_moves_between_engines(model: Model, ids: I64) -> None:
     here, there = make_engine(model), make_engine(model)
     turn = make_turn("a", ids[:50])
     expected = tokens(generate(here, turn, 50))
     here.attach(make_turn("a", ids[:40]))
     here.run(StepPlan(prefill=(PrefillRange("a", 0, 40),)))
     there.attach(turn)
-    there.import_session("a", here.export_session("a"))
+    await there.import_session("a", await here.export_session("a"), 40)
     results = there.run(StepPlan(prefill=(PrefillRange("a", 40, 50),)))
     while results[-1].finish is None:
         results += there.run(StepPlan(decode=("a",)))
     assert tokens(results) == expected
 
 
-def test_a_foreign_or_damaged_session_is_refused(model: Model, ids: I64) -> None:
+async def test_a_foreign_or_damaged_session_is_refused(model: Model, ids: I64) -> None:
     engine = make_engine(model)
     engine.attach(make_turn("a", ids[:40]))
     engine.run(StepPlan(prefill=(PrefillRange("a", 0, 40),)))
-    session = engine.export_session("a")
+    session = await engine.export_session("a")
     other = ReferenceEngine(model, "reference", "other", context_tokens=400, max_turns=1, prefill="exact")
     other.attach(make_turn("b", ids[:50]))
     with pytest.raises(CheckpointError, match="the cache is of"):
-        other.import_session("b", session)
-    damaged = type(session)(
-        fingerprint=session.fingerprint, length=40, parts={**session.parts, "layers.0.window": b"short"}
-    )
+        await other.import_session("b", session, 40)
+    damaged = msgspec.structs.replace(session, parts={**session.parts, "layers.0.window": b"short"})
     with pytest.raises(CheckpointError, match="does not fit"):
-        engine.import_session("a", damaged)
-
-
-def test_a_half_prefilled_replay_is_not_exported(model: Model, ids: I64) -> None:
-    engine = make_engine(model, "replay")
-    engine.attach(make_turn("a", ids[:40]))
-    engine.run(StepPlan(prefill=(PrefillRange("a", 0, 20),)))
-    with pytest.raises(CheckpointError, match="in the middle"):
-        engine.export_session("a")
+        await engine.import_session("a", damaged, 40)
+    with pytest.raises(CheckpointError, match="bytes of ids"):
+        await engine.import_session("a", msgspec.structs.replace(session, ids=session.ids[8:]), 40)
+    with pytest.raises(CheckpointError, match="cannot be cut to 23"):
+        await engine.import_session("a", session, 23)
 
 
 async def test_steps_run_off_the_loop_and_close_ends(model: Model, ids: I64) -> None:

@@ -118,7 +118,7 @@ def test_taking_back_tokens_leaves_no_trace(model: Model, ids: I64, length: int)
 def test_a_cache_taken_along_goes_on_exactly(model: Model, ids: I64, length: int) -> None:
     here, there = model.new_cache(), model.new_cache()
     model.forward([(here, ids[:length])])
-    there.import_parts(here.length, dict(here.export_parts()))
+    there.import_parts(here.ids, dict(here.export_parts()))
     assert np.array_equal(decode(model, there, ids[:24]), decode(model, here, ids[:24]))
     assert there.global_bytes() == here.global_bytes()
 

@@ -1,13 +1,19 @@
 """What the HTTP layer is built from: settings, and the services it asks of other layers."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import EngineFacts, Submit
+
+T = TypeVar("T")
+
+CONVERSIONS = 2
+"""Request texts that are converted at once: a body of the largest size takes gigabytes while it is."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,3 +90,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     metrics: Metrics
     settings: Settings
+    conversions: asyncio.Semaphore = msgspec.field(default_factory=lambda: asyncio.Semaphore(CONVERSIONS))
+
+    async def convert(self, work: Callable[..., T], *arguments: object) -> T:
+        """Run `work`, a conversion of a request's text, in a thread; at most `CONVERSIONS` at the same time."""
+        async with self.conversions:
+            return await asyncio.to_thread(work, *arguments)

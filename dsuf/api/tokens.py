@@ -1,6 +1,5 @@
 """Routes that count, make and read tokens without generating any."""
 
-import asyncio
 from typing import Any, TypeVar
 
 import msgspec
@@ -34,21 +33,21 @@ class DetokenizeFields(msgspec.Struct):
 async def count_tokens(request: web.Request, parts: Parts) -> web.Response:
     """The size of a Messages prompt, in that protocol's form."""
     body = await _read(request, parts)
-    ids = await asyncio.to_thread(count_prompt, "messages", body, parts.vocabulary)
+    ids = await parts.convert(count_prompt, "messages", body, parts.vocabulary)
     return reply_json({"input_tokens": len(ids)})
 
 
 async def tokenize(request: web.Request, parts: Parts) -> web.Response:
     """Ids of a raw prompt, in which special tokens are recognised, or of a rendered conversation."""
     body = await _read(request, parts)
-    ids = await asyncio.to_thread(_tokenize, body, parts.vocabulary)
+    ids = await parts.convert(_tokenize, body, parts.vocabulary)
     return reply_json({"count": len(ids), "max_model_len": parts.settings.context_tokens, "tokens": ids})
 
 
 async def detokenize(request: web.Request, parts: Parts) -> web.Response:
     """The text of ids, special tokens included."""
     body = await _read(request, parts)
-    return reply_json({"prompt": await asyncio.to_thread(_detokenize, body, parts.vocabulary)})
+    return reply_json({"prompt": await parts.convert(_detokenize, body, parts.vocabulary)})
 
 
 async def _read(request: web.Request, parts: Parts) -> bytes:

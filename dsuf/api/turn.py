@@ -1,6 +1,5 @@
 """One request for generation, from its body to the last byte of its reply."""
 
-import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -70,7 +69,7 @@ async def _render(request: web.Request, parts: Parts, dialect: Dialect) -> Rende
         return rendered
 
     try:
-        return await asyncio.to_thread(convert)
+        return await parts.convert(convert)
     except InvalidRequest:
         parts.metrics.count_conversion_error(exchange.endpoint)
         raise

@@ -70,6 +70,7 @@ def render(protocol: Protocol, body: bytes, vocabulary: Vocabulary, limits: Limi
     """
     model, request = _convert(protocol, body, vocabulary)
     _refuse_unsupported(request)
+    _refuse_hopeless(request, vocabulary, limits)
     ids = _encode(request, vocabulary)
     sampling = _resolve_sampling(request, len(ids), limits)
     prompt = Prompt(ids=tuple(ids), opens_in=_opening(request), salt=salt)
@@ -117,6 +118,17 @@ def _constraint(request: ConversationRequest) -> str | None:
     """The kind of constraint that the request's output is under."""
     constraint = request.inference_options.output_constraint
     return None if constraint is None else constraint.kind
+
+
+def _refuse_hopeless(request: ConversationRequest, vocabulary: Vocabulary, limits: Limits) -> None:
+    """Refuse a prompt whose text alone shows that it cannot fit: encoding it would take minutes and gigabytes.
+
+    Raises `ConversionRefused` as for any prompt that is too long; the count it names is the least that is possible.
+    """
+    text = vocabulary.encoding.render_conversation(request.conversation).prompt
+    least_tokens = len(text) // vocabulary.longest_token
+    if least_tokens > limits.context_tokens:
+        _resolve_max_tokens(request, least_tokens, limits)
 
 
 def _encode(request: ConversationRequest, vocabulary: Vocabulary) -> list[int]:

@@ -17,7 +17,8 @@ _NEEDED = ("Bos", "Eos", "ThinkingStart", "ThinkingEnd", "System", "User", "Assi
 class Vocabulary:
     """A loaded tokenizer.
 
-    `specials` maps the spelling of each added token to its id; `size` is one more than the largest id.
+    `specials` maps the spelling of each added token to its id; `size` is one more than the largest id; no token stands
+    for more than `longest_token` characters.
     """
 
     tokenizer: deepseek_recipe.Tokenizer
@@ -28,6 +29,7 @@ class Vocabulary:
     eos_id: int
     dsml_id: int
     size: int
+    longest_token: int
     _open_ends: dict[int, bool] = field(default_factory=dict, repr=False)
 
     def encode(self, text: str) -> list[int]:
@@ -66,6 +68,7 @@ def parse_vocabulary(text: str) -> Vocabulary:
     special_tokens = deepseek_recipe.SpecialTokens(image=IMAGE_TOKEN)
     specials = {token.content: id_ for id_, token in plain.get_added_tokens_decoder().items()}
     _check_specials(specials, special_tokens)
+    entries = plain.get_vocab(with_added_tokens=True)
     return Vocabulary(
         tokenizer=tokenizer,
         plain=plain,
@@ -74,7 +77,9 @@ def parse_vocabulary(text: str) -> Vocabulary:
         specials=specials,
         eos_id=specials[special_tokens.token(deepseek_recipe.SpecialToken.Eos)],
         dsml_id=specials[special_tokens.token(deepseek_recipe.SpecialToken.Dsml)],
-        size=max(plain.get_vocab(with_added_tokens=True).values()) + 1,
+        size=max(entries.values()) + 1,
+        # Entries spell bytes as characters, of which a character of text has at least one.
+        longest_token=max(map(len, entries)),
     )
 
 

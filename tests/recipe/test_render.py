@@ -81,6 +81,23 @@ def test_too_long(vocabulary: Vocabulary) -> None:
         assert json.loads(caught.value.body)["error"]["message"] == caught.value.message
 
 
+def test_a_hopeless_prompt_is_refused_before_it_is_encoded(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsuf.recipe.render._encode", lambda *_: pytest.fail("was encoded"))
+    messages = [{"role": "user", "content": "x" * (101 * vocabulary.longest_token)}]
+    for fields in ({}, {"max_tokens": 5}):
+        with pytest.raises(ConversionRefused, match="maximum context length is 100 tokens"):
+            chat(vocabulary, Limits(context_tokens=100), messages=messages, **fields)
+
+
+def test_the_longest_token_still_fits(vocabulary: Vocabulary) -> None:
+    """The bound is never unfair: text made of the longest entry alone takes as many tokens as it says at least."""
+    longest = max(vocabulary.plain.get_vocab(), key=len)
+    text = vocabulary.plain.decode([vocabulary.plain.token_to_id(longest)]) * 50
+    assert len(vocabulary.encode(text)) >= len(text) / vocabulary.longest_token
+
+
 @pytest.mark.parametrize("name", SERVED_NAMES)
 def test_names(vocabulary: Vocabulary, name: str) -> None:
     assert chat(vocabulary, model=name).model == name

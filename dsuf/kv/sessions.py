@@ -39,10 +39,10 @@ class Sessions:
                 self._prompts[turn.id] = prompt = await asyncio.to_thread(trace_prompt, self._fingerprint, turn.prompt)
                 if self._sealing:  # what the turn before left behind may be about to be published
                     await asyncio.wait(self._sealing)
-        except TimeoutError as error:
+            match = self.arena.index.find(prompt)
+        except Exception as error:
             self._fail("lookup", turn.id, error)
             return 0
-        match = self.arena.index.find(prompt)
         if match is None:
             self._metrics.count_lookup("miss")
             return 0
@@ -50,10 +50,10 @@ class Sessions:
 
     async def commit(self, turn: Turn, length: int) -> None:
         """Keep the cache of an attached turn, which holds `length` positions or, after the prompt, about as many."""
-        prompt = self._prompts.get(turn.id)
-        if prompt is None or self._known(prompt, length):
-            return
         try:
+            prompt = self._prompts.get(turn.id)
+            if prompt is None or self._known(prompt, length):
+                return
             async with asyncio.timeout(self._deadline_s):
                 cache = await self._engine.export_session(turn.id)
         except Exception as error:
@@ -89,7 +89,7 @@ class Sessions:
     async def close(self) -> None:
         """Wait for what is being sealed, then drop everything."""
         if self._sealing:
-            await asyncio.wait(self._sealing)
+            await asyncio.wait(self._sealing, timeout=self._deadline_s)
         self.flush()
 
     @property

@@ -306,11 +306,13 @@ class Scheduler:
         log_event("step failed", level="error", error=error, step=self.steps, plan=shown)
         self._metrics.count_failed_step()
         named = {*plan.decode, *(part.turn for part in plan.prefill)}
-        lost = [ticket for name, ticket in self._held.items() if name in named and not ticket.ended]
-        if self._sessions is not None:
-            for ticket in lost:
+        lost = [ticket for name, ticket in self._held.items() if name in named]
+        for ticket in lost:
+            ticket.failed = True  # also where the reader left meanwhile: nobody may take over what the step left
+            if self._sessions is not None:
                 self._sessions.blame(ticket.turn.id)
-        self._fail(lost, EngineFailed("the engine failed while it computed this request"))
+        reading = [ticket for ticket in lost if not ticket.ended]
+        self._fail(reading, EngineFailed("the engine failed while it computed this request"))
         self._failing_steps += 1
         if self._failing_steps >= self._limits.failing_steps:
             self.trouble = f"engine: {self._failing_steps} steps in a row failed"

@@ -20,7 +20,7 @@ from dsuf.types import PrefillRange, Prompt, Sampling, SessionCache, StepPlan, T
 
 WANTED = 24
 PROMPT = 75
-SHORT = [1, 2, 15, 16, 17, 33, 48, 65, 74]
+SHORT = [1, 2, 15, 16, 17, 33, 65, 74]
 LENGTHS = [n if n in SHORT else pytest.param(n, marks=pytest.mark.full) for n in range(1, PROMPT)]
 
 
@@ -118,7 +118,7 @@ async def test_restored_in_the_middle_of_a_replay_is_as_cold(
 @pytest.mark.parametrize(
     ("length", "less"),
     [
-        (length, less) if (length + less) % 8 == 0 else pytest.param(length, less, marks=pytest.mark.full)
+        (length, less) if (length + less) % 12 == 4 else pytest.param(length, less, marks=pytest.mark.full)
         for length in (33, 48, 64, 65)
         for less in range(1, 17)
     ],
@@ -133,7 +133,7 @@ async def test_the_last_positions_can_be_left_off(model: Model, ids: I64, length
 
 
 @pytest.mark.parametrize("prefill", ["exact", "replay"])
-@pytest.mark.parametrize("length", [5, 16, 49])
+@pytest.mark.parametrize("length", [16, 49])
 async def test_the_same_prompt_again_computes_its_last_token(
     model: Model, ids: I64, prefill: PrefillMode, length: int
 ) -> None:
@@ -143,7 +143,7 @@ async def test_the_same_prompt_again_computes_its_last_token(
     assert await run_from(engine, ids[:length], kept) == run_cold(engine, ids[:length])
 
 
-@pytest.mark.parametrize(("drafts", "max_tokens"), [(0, 1), (0, 2), (5, 19), (3, 20), (5, 7)])
+@pytest.mark.parametrize(("drafts", "max_tokens"), [(0, 1), (0, 2), (5, 19), (3, 20)])
 async def test_the_end_of_a_turn_by_length(
     model: Model, ids: I64, head: HeadDrafter, drafts: int, max_tokens: int
 ) -> None:
@@ -176,7 +176,7 @@ async def test_the_end_of_a_turn_by_the_end_of_sentence(model: Model, ids: I64, 
 
 
 @pytest.mark.parametrize("drafts", [0, 5])
-@pytest.mark.parametrize("cut", [4, 9])
+@pytest.mark.parametrize("cut", [7])
 async def test_a_reply_cut_by_a_stop_string(model: Model, ids: I64, head: HeadDrafter, drafts: int, cut: int) -> None:
     """The engine went on behind the cut; what the client sends back does not."""
     engine = make_engine(model, head=head)
@@ -220,7 +220,7 @@ def run_model(model: Model, prompt: I64, decoded: I64, following: I64) -> F32:
 
 
 @pytest.mark.parametrize(("prompt", "rest"), [(33, 9), (33, 30), (65, 17)])
-@pytest.mark.parametrize("less", [0, 1, 6])
+@pytest.mark.parametrize("less", [0, 5])
 async def test_after_a_replay_it_is_a_run_with_the_same_replays(
     model: Model, ids: I64, prompt: int, rest: int, less: int
 ) -> None:

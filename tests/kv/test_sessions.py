@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import random
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,10 +18,12 @@ from dsuf.kv.sessions import Sessions
 from dsuf.observe.metrics import Metrics
 from dsuf.reference.arithmetic import I64
 from dsuf.reference.engine import ReferenceEngine
+from dsuf.reference.loader import load_draft
 from dsuf.reference.model import Model
+from dsuf.reference.speculate import HeadDrafter
 from dsuf.sched.scheduler import Limits, Scheduler
 from dsuf.types import Engine, Prompt, SessionCache, StepResult, Turn, Usage
-from tests.sched.rig import make_engine, make_turn, read, until
+from tests.sched.rig import encode, make_engine, make_turn, read, until
 
 LONG = "".join(chr(200 + i) for i in range(100))
 
@@ -219,6 +224,19 @@ async def test_an_entry_behind_which_a_step_fails_is_withdrawn() -> None:
         assert (await rig.run(make_turn("3", LONG[:16] + "!")))[1] == [ord("x")]
 
 
+async def test_a_turn_that_left_before_its_step_failed_is_not_kept() -> None:
+    engine = make_engine(Rule(reply="x", prefill_s_per_token=0.002, hang_at_step=4, hang_s=0.05))
+    async with serving(engine) as rig:
+        ticket = rig.scheduler.submit(make_turn("1", LONG))
+        await until(lambda: ticket.prefilled_tokens == 64 and rig.scheduler.counters()["running"] == 1)
+        engine._turns["1"].prefilled = 65  # the step in flight raises when it comes to compute
+        ticket.cancel()
+        await rig.settle()
+        lengths = {entry.cache.length for entry in rig.arena._entries}
+        assert lengths == {16, 32, 48}
+        assert rig.scheduler.trouble is None
+
+
 async def test_flush_drops_everything() -> None:
     async with serving(make_engine(Rule(reply="x"))) as rig:
         await rig.run(make_turn("1", LONG))
@@ -256,3 +274,73 @@ async def test_one_flipped_bit_in_any_part_is_a_miss(model: Model, ids: I64) -> 
             rig.sessions.flush()
             assert (await rig.run(make("again")))[1] == expected
     await engine.close()
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+async def test_conversations_at_once_are_as_cold_whatever_is_evicted(
+    model: Model, small_checkpoint: Path, ids: I64, drafts: int
+) -> None:
+    """Exact mode: every turn gets the tokens that it gets alone, with a budget for a few of the commit points."""
+    head = HeadDrafter(load_draft(small_checkpoint, model)) if drafts else None
+    engine = ReferenceEngine(
+        model, "reference", "test", context_tokens=400, max_turns=3, prefill="exact", drafter=head
+    )  # fmt: skip
+
+    def make(name: str, tokens: list[int]) -> Turn:
+        return msgspec.structs.replace(make_turn(name, max_tokens=6), prompt=Prompt(ids=tuple(tokens)))
+
+    async def converse(rig: Rig, number: int) -> list[tuple[list[int], list[int]]]:
+        prompt, turns = ids[:30].tolist() + ids[40 + number : 50 + number].tolist(), []
+        for turn in range(3):
+            results = await read(rig.scheduler.submit(make(f"{number}-{turn}", prompt)))
+            reused.append(tell(results, make("", prompt)).host_tokens)
+            reply = [token for result in results for token in result.ids]
+            turns.append((prompt, reply))
+            prompt = prompt + reply + ids[60 + turn : 67 + turn].tolist()
+        return turns
+
+    reused: list[int] = []
+    async with serving(engine, budget_bytes=700_000, chunk_tokens=10, drafts=drafts) as rig:
+        told = await asyncio.gather(*(converse(rig, number) for number in range(4)))
+        assert rig.count("evictions_total") > 0
+    assert sum(reused) > 100
+    async with serving(engine, budget_bytes=0, chunk_tokens=200) as rig:
+        for number, (prompt, reply) in enumerate(turn for turns in told for turn in turns):
+            assert (await rig.run(make(str(number), prompt)))[1] == reply
+    await engine.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_any_order_of_arrivals_cancels_and_faults_leaves_nothing(seed: int) -> None:
+    """Turns over few prompts, with a small budget; some are cancelled, some steps, imports and exports fail."""
+    rng = random.Random(seed)
+    rules = (
+        Rule(reply="abc", match="F", fail_at_step=1), Rule(reply="defghi", step_s=0.0005, prefill_s_per_token=1e-5)
+    )  # fmt: skip
+    engine = make_faulty(*rules)
+    ends: Counter[str] = Counter()
+
+    async def client(rig: Rig, number: int) -> None:
+        await asyncio.sleep(rng.random() * 0.2)
+        prompt = LONG[: rng.choice((16, 40, 99))] + rng.choice(("", "x", "yy" * 30, "F"))
+        engine.imports, engine.exports = rng.random() < 0.1, rng.random() < 0.1
+        ticket = rig.scheduler.submit(salted(make_turn(str(number), prompt), rng.choice(("", "s"))))
+        try:
+            async with asyncio.timeout(rng.choice((0.0, 0.005, 5.0, 5.0))):
+                results = await read(ticket)
+            tell(results, ticket.turn)
+            assert [token for result in results for token in result.ids] == encode("defghi")
+            ends["whole"] += 1
+        except TimeoutError:
+            ticket.cancel()
+            ends["cancelled"] += 1
+        except EngineFailed:
+            ends["failed"] += 1
+
+    async with serving(engine, budget_bytes=12_000, failing_steps=1000) as rig:
+        await asyncio.gather(*(client(rig, number) for number in range(60)))
+        await rig.settle()
+        assert rig.count("hit_tokens_total") > 0
+    assert ends.total() == 60
+    assert min(ends[end] for end in ("whole", "cancelled", "failed")) > 0
+    assert set(engine.counters().values()) == {0}

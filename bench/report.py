@@ -27,6 +27,8 @@ def machine() -> str:
 
 def commit() -> str:
     """The short name of the checked-out commit, with `+` if the working tree differs from it."""
+    if stated := os.environ.get("DSUF_COMMIT"):  # a machine that got the files alone
+        return stated
     name = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     dirty = subprocess.run(
         ["git", "status", "--porcelain", "dsuf", "kernels"], capture_output=True, text=True, check=False
@@ -45,8 +47,8 @@ def time_ms(work: Callable[[], object], repeats: int) -> tuple[float, float]:
     return statistics.median(times), sorted(times)[int(0.9 * (len(times) - 1))]
 
 
-def publish(name: str, rows: Sequence[Row]) -> Path:
-    """Print `rows` as a table and write them to `results/<name>.json`."""
+def publish(name: str, rows: Sequence[Row], device: str = "") -> Path:
+    """Print `rows` as a table and write them to `results/<name>.json`; `device` names the GPU that ran them."""
     columns = list(rows[0])
     cells = [[_cell(row[column]) for column in columns] for row in rows]
     widths = [max(len(column), *(len(line[i]) for line in cells)) for i, column in enumerate(columns)]
@@ -55,7 +57,12 @@ def publish(name: str, rows: Sequence[Row]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     date = datetime.now(UTC).strftime("%Y-%m-%d")
-    head = {"machine": machine(), "commit": commit(), "date": date, "rows": list(rows)}
+    head = {
+        "machine": f"{device}; {machine()}" if device else machine(),
+        "commit": commit(),
+        "date": date,
+        "rows": list(rows),
+    }
     path.write_text(json.dumps(head, indent=1) + "\n")
     print(f"written: {path}")
     return path

@@ -1,7 +1,8 @@
 """The parameter structs of the kernels, field for field those of `kernels/include/contract.h`.
 
 A field is written as its type and shape: `*bf16 rows dim/32` points to that many BF16 values, `?` after the type says
-that it may be None, `i32` alone is a number. Names in a shape are fields of the struct or sizes of the model.
+that it may be None, `i32` alone is a number. Names in a shape are fields of the struct or sizes of the model; a pointer
+without a shape is to a store whose size only its owner knows.
 """
 
 import ctypes
@@ -68,7 +69,7 @@ class Params:
         if value is None or isinstance(value, int):
             raise CommandError(f"{self.name}.{field.name}: an array is needed")
         described = value.__cuda_array_interface__
-        need, have = 1, 1
+        need, have = int(bool(field.shape)), 1
         for factor in field.shape:
             need *= _factor(factor, names)
         for length in described["shape"]:
@@ -188,4 +189,21 @@ SCORE_INDEX = Params(
 SELECT_ROWS = Params(
     "SelectRows", scores="*f32 rows entries", reachable="*i32 rows", selected="*i32 rows count", **_LIVE, rows="i32",
     entries="i32", count="i32",
+)  # fmt: skip
+COMPRESS_ROWS = Params(
+    "CompressRows", kv="*f32 rows head_dim", gate="*f32 rows head_dim", halves="*f32", keep="*i64 rows",
+    partner="*i64 rows", pooled="*bf16 rows head_dim", **_LIVE, rows="i32",
+)  # fmt: skip
+GATHER_ENGRAM = Params(
+    "GatherEngram", history="*i64 rows engram_shifts", multipliers="*i64 engram_shifts", primes="*i64 engram_columns",
+    offsets="*i64 engram_columns", table="*u8", table_scale="*u8", codes="*u8 rows engram_width",
+    scales="*u8 rows engram_width/32", **_LIVE, rows="i32",
+)  # fmt: skip
+GATE_ENGRAM = Params(
+    "GateEngram", streams="*bf16 rows streams dim", projected="*bf16 rows streams+1 dim", q_weight="*bf16 streams dim",
+    k_weight="*bf16 streams dim", out="*bf16 rows streams dim", **_LIVE, rows="i32",
+)  # fmt: skip
+PICK_TOKENS = Params(
+    "PickTokens", logits="*f32 rows vocabulary", picked="*i32 rows", best="*f32 rows", **_LIVE, rows="i32",
+    vocabulary="i32",
 )  # fmt: skip

@@ -28,6 +28,9 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     index_heads: int
     index_dim: int
     inter: int
+    engram_shifts: int
+    engram_heads: int
+    engram_dim: int
     engram_width: int
     sinkhorn_rounds: int
     hc_eps: float
@@ -46,6 +49,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
             "outputs": (2 + self.streams) * self.streams,
             "splits": -(-self.streams * self.dim // STREAM_SPLIT),
             "o_width": self.o_groups * self.o_lora,
+            "engram_columns": (self.engram_shifts - 1) * self.engram_heads,
             "group_width": self.heads * self.head_dim // self.o_groups,
         }
         return {name: value for name, value in own.items() if isinstance(value, int)} | derived
@@ -57,6 +61,8 @@ def from_config(config: ModelConfig) -> Sizes:
         dim=config.dim, streams=config.hc_mult, heads=config.n_heads, head_dim=config.head_dim,
         rope_dim=config.rope_head_dim, q_lora=config.q_lora_rank, o_groups=config.o_groups, o_lora=config.o_lora_rank,
         index_heads=config.index_n_heads, index_dim=config.index_head_dim, inter=config.moe_inter_dim,
+        engram_shifts=config.engram_max_ngram_size, engram_heads=config.engram_n_heads,
+        engram_dim=config.engram_head_dim,
         engram_width=(config.engram_max_ngram_size - 1) * config.engram_n_heads * config.engram_head_dim,
         sinkhorn_rounds=config.hc_sinkhorn_iters, hc_eps=config.hc_eps, norm_eps=config.norm_eps,
         route_scale=config.route_scale, swiglu_limit=config.swiglu_limit,
@@ -70,7 +76,7 @@ def _problems(s: Sizes, config: ModelConfig) -> list[str]:
     """What is wrong with `s`, in words."""
     widths = {
         "dim": s.dim, "q_lora_rank": s.q_lora, "o_lora_rank": s.o_lora, "index_head_dim": s.index_dim,
-        "moe_inter_dim": s.inter, "the Engram width": s.engram_width,
+        "moe_inter_dim": s.inter, "engram_head_dim": s.engram_dim,
         "the heads of an output group": s.heads * s.head_dim // s.o_groups,
     }  # fmt: skip
     found = [f"{name} in whole groups of {GROUP}, not {width}" for name, width in widths.items() if width % GROUP]

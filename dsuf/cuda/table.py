@@ -92,6 +92,8 @@ def _streams() -> list[Kernel]:
             "expand_streams", "expand_streams", contract.EXPAND_STREAMS, 256,
             lambda n: (_blocks(n["dim"], 8 * 256), n["rows"]),
         ),
+        Kernel("gather_engram", "gather_engram", contract.GATHER_ENGRAM, 256, _each_row),
+        Kernel("gate_engram", "gate_engram", contract.GATE_ENGRAM, 256, lambda n: (n["streams"], n["rows"])),
         Kernel("rotate_rows", "rotate_rows", contract.ROTATE_ROWS, 256, _each_row),
     ]  # fmt: skip
 
@@ -110,7 +112,7 @@ def _experts() -> list[Kernel]:
     ]  # fmt: skip
 
 
-def _attention() -> list[Kernel]:
+def _caches_and_head() -> list[Kernel]:
     return [
         Kernel(
             "attend_sparse", "attend_sparse", contract.ATTEND_SPARSE, 256,
@@ -120,12 +122,14 @@ def _attention() -> list[Kernel]:
             "score_index", "score_index", contract.SCORE_INDEX, 256, lambda n: (_blocks(n["entries"], 64), n["rows"])
         ),
         Kernel("select_rows", "select_rows", contract.SELECT_ROWS, 1024, _each_row),
+        Kernel("compress_rows", "compress_rows", contract.COMPRESS_ROWS, 256, _each_row),
+        Kernel("pick_tokens", "pick_tokens", contract.PICK_TOKENS, 1024, _each_row),
     ]  # fmt: skip
 
 
 KERNELS: Mapping[str, Kernel] = {
     kernel.entry: kernel
-    for kernel in (*_quantisers(), *_norms(), *_projections(), *_streams(), *_experts(), *_attention())
+    for kernel in (*_quantisers(), *_norms(), *_projections(), *_streams(), *_experts(), *_caches_and_head())
 }
 """Every kernel by the name of its entry."""
 

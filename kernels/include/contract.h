@@ -215,4 +215,48 @@ struct SelectRows {
   int32_t count;
 };
 
+struct CompressRows {
+  const float* kv;          // [rows, head_dim]
+  const float* gate;        // [rows, head_dim]
+  float* halves;            // [slots, 2, head_dim] first halves that wait: kv, then gate
+  const int64_t* keep;      // [rows] the slot that keeps this row, negative: none
+  const int64_t* partner;   // [rows] first half of the group that this row completes: r >= 0: row r of the launch;
+                            // -1: it completes none; -2 - s: slot s
+  uint16_t* pooled;         // [rows, head_dim]; zeros where no group is completed
+  const int32_t* live;
+  int32_t rows;
+};
+
+struct GatherEngram {
+  const int64_t* history;   // [rows, shifts] Engram ids, column s is s positions back
+  const int64_t* multipliers;  // [shifts]
+  const int64_t* primes;    // [columns]
+  const int64_t* offsets;   // [columns]
+  const uint8_t* table;     // [table rows, engram dim] E4M3; device or pinned host memory
+  const uint8_t* table_scale;  // [table rows, engram dim / 32] E8M0
+  uint8_t* codes;           // [rows, columns * engram dim] FP8 of the gathered rows
+  uint8_t* scales;          // [rows, columns * engram dim / 32]
+  const int32_t* live;
+  int32_t rows;
+};
+
+struct GateEngram {
+  const uint16_t* streams;  // [rows, streams, dim]
+  const uint16_t* projected;  // [rows, streams + 1, dim]: a key a stream, then the value
+  const uint16_t* q_weight;  // [streams, dim]
+  const uint16_t* k_weight;  // [streams, dim]
+  uint16_t* out;            // [rows, streams, dim]; may be `streams`
+  const int32_t* live;
+  int32_t rows;
+};
+
+struct PickTokens {
+  const float* logits;      // [rows, vocabulary]
+  int32_t* picked;          // [rows]; -1 in padding rows
+  float* best;              // [rows] the picked logit
+  const int32_t* live;
+  int32_t rows;
+  int32_t vocabulary;
+};
+
 }  // namespace dsuf

@@ -44,7 +44,7 @@ class Gpu:
         binaries = find_toolchain().build_all(SOURCES, os.environ.get("DSUF_SM", device.sm), self.sizes.macros())
         self.kernels = Kernels(device, binaries, self.sizes)
 
-    def run(self, entry: str, out: dict[str, Any], **values: Any) -> dict[str, NDArray[Any]]:
+    def run(self, entry: str, out: dict[str, Any], /, **values: Any) -> dict[str, NDArray[Any]]:
         """Launch `entry`; `out` names the arrays that come back: (kind, shape) to be poisoned, or their old contents.
 
         NumPy arrays among `values` go to the device; `live`, a number, too.
@@ -60,6 +60,14 @@ class Gpu:
         self.kernels.launch(entry, **device)
         cupy.cuda.Device().synchronize()
         return {name: cupy.asnumpy(device[name]) for name in out}
+
+    def run_in_place(self, entry: str, source: str, target: str, array: NDArray[Any], **values: Any) -> NDArray[Any]:
+        """Launch `entry` with one array as both its fields `source` and `target`; returns that array."""
+        shared = cupy.asarray(array)
+        values |= {source: shared, target: shared}
+        self.run(entry, {}, **values)
+        back: NDArray[Any] = cupy.asnumpy(shared)
+        return back
 
 
 def poisoned(kind: str, shape: tuple[int, ...]) -> Any:

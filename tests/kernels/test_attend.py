@@ -1,0 +1,48 @@
+"""attend_sparse against the reference's online softmax, over packed cache rows."""
+
+import numpy as np
+import pytest
+
+from dsuf.reference.arithmetic import OFFICIAL
+from dsuf.reference.quant import FP4_ENTRY, FP8
+from dsuf.reference.sparse import attend
+from tests.kernels.gpu import Gpu, assert_bf16, draw_bf16, from_bf16
+
+
+def draw_slots(rng: np.random.Generator, rows: int, count: int, stored: int) -> np.ndarray:
+    """Row numbers without repeats, -1 after a random number of them; the first row has none, the last all."""
+    slots = np.argsort(rng.random((rows, max(stored, count))), axis=1)[:, :count].astype(np.int32)
+    slots[slots >= stored] = -1
+    slots[np.arange(count) >= rng.integers(0, count + 1, (rows, 1))] = -1
+    slots[:1] = -1
+    return slots
+
+
+@pytest.mark.parametrize(("rows", "live"), [(0, 0), (1, 1), (2, 2), (5, 3)])
+@pytest.mark.parametrize("heads", [1, 8, 17])
+@pytest.mark.parametrize(("window", "selected"), [(1, 0), (16, 8), (64, 64), (128, 0), (128, 512), (63, 66)])
+def test_attention(
+    gpu: Gpu, rng: np.random.Generator, rows: int, live: int, heads: int, window: int, selected: int
+) -> None:
+    """Slots of both kinds, heads that fill no tile, rows without slots; each row as it is alone."""
+    dim, stored = gpu.sizes.head_dim, 3 * max(window, selected) + 1
+    window_rows = FP8.pack(from_bf16(draw_bf16(rng, stored, dim)))
+    entry_rows = FP4_ENTRY.pack(from_bf16(draw_bf16(rng, stored, dim)))
+    q = draw_bf16(rng, rows, heads, dim, scale=3)
+    sink = rng.standard_normal(heads, np.float32) * 3
+    slots = np.concatenate([draw_slots(rng, rows, window, stored), draw_slots(rng, rows, selected, stored)], axis=1)
+    values = {"window": window_rows, "entries": entry_rows, "sink": sink, "heads": heads, "window_slots": window}
+
+    def run(first: int, last: int, count: int) -> np.ndarray:
+        part = {"q": q[first:last], "slots": slots[first:last], "live": count, "rows": last - first}
+        out = {"out": ("bf16", (last - first, heads, dim))}
+        return gpu.run("attend_sparse", out, **values, **part, entry_slots=selected)["out"]
+
+    found = run(0, rows, live)
+    stacked = np.concatenate([FP8.unpack(window_rows), FP4_ENTRY.unpack(entry_rows)]).astype(np.float64)
+    moved = np.where((np.arange(window + selected) >= window) & (slots >= 0), slots + stored, slots)
+    expected = attend(from_bf16(q), stacked, moved.astype(np.int64), sink, OFFICIAL)
+    assert_bf16(found[:live], expected[:live], steps=4, share=0.2)
+    assert not found[live:].any()
+    for row in range(live):
+        np.testing.assert_array_equal(run(row, row + 1, 1)[0], found[row])

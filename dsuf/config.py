@@ -177,7 +177,7 @@ def _sources(
 def _refuse_slips(known: Sequence[str], environ: Mapping[str, str]) -> None:
     """Refuse a variable that is a setting's name but for a letter or two; other `DSUF_…` variables serve other ends."""
     for name in environ.keys() - set(known):
-        if name.startswith("DSUF_") and (near := difflib.get_close_matches(name, known, 1, cutoff=0.92)):
+        if name.startswith("DSUF_") and (near := difflib.get_close_matches(name, known, 1, cutoff=0.85)):
             raise CommandError(f"environment: unknown setting {name!r}; did you mean {near[0]!r}?")
 
 
@@ -236,6 +236,8 @@ def _problems(s: Settings) -> Iterator[str]:
         yield "engine = 'cuda': the CUDA engine is not built yet; use 'reference'"
     if s.role != "both":
         yield f"role = {s.role!r}: splitting prefill and decode over nodes is not built yet; use 'both'"
+    if REDACTED in s.api_keys:
+        yield f"api_keys: {REDACTED!r} is what --print-config shows in place of a key; put the key itself there"
     if s.engine == "scripted" and s.script is None:
         yield "script: engine 'scripted' needs a script file"
     if s.engine != "scripted" and s.script is not None:

@@ -120,10 +120,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The Full layer whose compressed KV and index keys `layer` reads."""
         return max(source for source in self.kv_source_layers if source <= layer)
 
-    def index_source(self, layer: int) -> int:
-        """The layer whose selection `layer` uses (its own, for Full and Reindex)."""
-        return max(source for source in self.index_source_layers if source <= layer)
-
 
 def _problems(c: ModelConfig) -> list[str]:
     """What is wrong with `c`, in words."""

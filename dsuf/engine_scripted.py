@@ -127,7 +127,8 @@ class ScriptedEngine:
         decode: Callable[[Sequence[int]], str],
         facts: EngineFacts,
     ) -> None:
-        self.facts = msgspec.structs.replace(facts, fingerprint=FINGERPRINT)
+        self.facts = facts
+        self.fingerprint = FINGERPRINT
         self._script = script
         self._encode = encode
         self._decode = decode

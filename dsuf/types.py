@@ -141,10 +141,7 @@ class SessionCache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the layers above need to know of a loaded engine.
-
-    A plan may ask it to verify up to `max_drafts` drafts. `fingerprint` is that of the caches it exports and takes.
-    """
+    """What the layers above need to know of a loaded engine; a plan may ask it to verify up to `max_drafts` drafts."""
 
     name: str
     device: str
@@ -153,7 +150,6 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     eos_id: int
     max_drafts: int = 0
-    fingerprint: str = ""
 
 
 class Engine(Protocol):
@@ -161,10 +157,12 @@ class Engine(Protocol):
 
     `attach` reserves what the turn can ever need and raises `QueueFull` where it does not fit now, `ContextTooLong`
     where it never can. `step` raises only when the engine itself failed: every turn in the plan is lost then. `detach`
-    frees all of a turn's memory, is idempotent, and is never called while a step with that turn runs.
+    frees all of a turn's memory, is idempotent, and is never called while a step with that turn runs. `fingerprint` is
+    that of the caches it exports and takes.
     """
 
     facts: EngineFacts
+    fingerprint: str
 
     def attach(self, turn: Turn) -> None:
         """Reserve a cache for `turn`."""

@@ -36,7 +36,8 @@ class Sessions:
         """Fill the empty cache of an attached turn as far as something kept allows; how many positions that are."""
         try:
             async with asyncio.timeout(self._deadline_s):
-                self._prompts[turn.id] = prompt = await asyncio.to_thread(trace_prompt, self._fingerprint, turn.prompt)
+                prompt = await asyncio.to_thread(trace_prompt, self._engine.fingerprint, turn.prompt)
+                self._prompts[turn.id] = prompt
                 if self._sealing:  # what the turn before left behind may be about to be published
                     await asyncio.wait(self._sealing)
             match = self.arena.index.find(prompt)
@@ -91,10 +92,6 @@ class Sessions:
         if self._sealing:
             await asyncio.wait(self._sealing, timeout=self._deadline_s)
         self.flush()
-
-    @property
-    def _fingerprint(self) -> str:
-        return self._engine.facts.fingerprint
 
     def _known(self, prompt: Trace, length: int) -> bool:
         """Whether the first `length` positions of `prompt` are kept already, which is a use of them."""

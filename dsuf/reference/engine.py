@@ -56,7 +56,6 @@ class ReferenceEngine:
             vocabulary=model.config.vocab_size,
             eos_id=model.config.eos_token_id,
             max_drafts=model.config.dspark_block_size if drafter else 0,
-            fingerprint=self.fingerprint,
         )
         self._turns: dict[str, _Attached] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="reference-engine")

@@ -36,8 +36,10 @@ def make_engine(model: Model, prefill: PrefillMode = "exact", head: HeadDrafter 
 class Session:
     """A turn in an engine, by hand."""
 
-    def __init__(self, engine: ReferenceEngine, ids: I64, max_tokens: int = WANTED) -> None:
-        sampling = Sampling(temperature=0.0, top_p=1.0, seed=1, max_tokens=max_tokens)
+    def __init__(
+        self, engine: ReferenceEngine, ids: I64, max_tokens: int = WANTED, temperature: float = 0.0
+    ) -> None:  # fmt: skip
+        sampling = Sampling(temperature=temperature, top_p=0.95, seed=1, max_tokens=max_tokens)
         self.engine, self.ids, self.reply, self.finish = engine, ids, list[int](), ""
         engine.detach("a")
         engine.attach(Turn(id="a", prompt=Prompt(ids=tuple(ids.tolist())), sampling=sampling))
@@ -188,6 +190,22 @@ async def test_a_reply_cut_by_a_stop_string(model: Model, ids: I64, head: HeadDr
     following = np.concatenate([ids[:40], first.reply[:-cut], ids[120:131]])
     assert usable_tokens(kept, common(kept, following), len(following)) >= 40 + len(first.reply) - cut
     assert await run_from(engine, following, kept, drafts) == run_cold(engine, following, drafts)
+
+
+@pytest.mark.parametrize("prefill", ["exact", "replay"])
+async def test_a_seeded_reply_with_drafts_is_as_cold(
+    model: Model, ids: I64, head: HeadDrafter, prefill: PrefillMode
+) -> None:
+    """Its tokens hang on the drafts too, hence on the draft head's rows."""
+    engine = make_engine(model, prefill, head)
+    kept = await keep(engine, ids[:PROMPT], 48, chunk=16)
+    cold = Session(engine, ids[:PROMPT], temperature=1.0)
+    cold.prefill(0, PROMPT)
+    expected = cold.decode(4)
+    warm = Session(engine, ids[:PROMPT], temperature=1.0)
+    await warm.resume(kept, 48)
+    assert warm.decode(4) == expected
+    assert len(set(expected)) > 3
 
 
 async def test_what_drafts_wrote_beyond_the_end_is_not_spared(model: Model, ids: I64, head: HeadDrafter) -> None:

@@ -1,7 +1,7 @@
 """Connections: what aiohttp does by default is changed in four ways.
 
-- The end of the client's stream aborts the connection while a request runs, so that its handler is cancelled at once,
-  even where unsent data would keep the connection half open.
+- The end of the client's stream aborts the connection while a POST runs, so that its handler is cancelled at once,
+  even where unsent data would keep the connection half open. A probe by GET still gets its answer.
 - A request's head must arrive within a time limit.
 - A client must read a whole reply within the write deadline, as it must each event of a stream.
 - What cannot be parsed as HTTP is answered in JSON, and not logged as an error of ours.
@@ -19,6 +19,8 @@ from dsuf.api.parts import SETTINGS, Settings
 from dsuf.errors import InvalidRequest
 
 _CLIENT_FAULTS = (web.RequestPayloadError, HttpProcessingError, ConnectionError)
+_READING = ("GET", "HEAD")
+_TICKS = 5
 _IDLE_S = 3600.0  # between two requests of one connection: longer than a proxy in front is likely to wait
 
 
@@ -46,10 +48,29 @@ class Connection(web.RequestHandler):
         elif self._head_deadline is None:
             self._expect_head()
 
-    def eof_received(self) -> None:
-        """The client will send no more: it has left."""
-        if self._request_in_progress and self.transport is not None:
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio reads the answer
+        """The client will send no more. Returns that the connection stays open until `_end` has looked at it."""
+        asyncio.get_running_loop().call_soon(self._end, _TICKS)
+        return True
+
+    def _end(self, ticks: int) -> None:
+        """After the end of the client's stream it has left, unless it only waits for what a GET answers at once.
+
+        Between two turns of the loop a request can be neither queued nor running; then look again, for some `ticks`.
+        """
+        if self.transport is None:
+            return
+        methods = [message.method for message, _ in self._messages if not isinstance(message, _ErrInfo)]
+        if self._current_request is not None:
+            methods.append(self._current_request.method)
+        if methods and all(method in _READING for method in methods):
+            self.close()  # when the responses are out
+        elif methods or self._request_in_progress or ticks == 0:
             self.transport.abort()
+        elif self._waiter is not None or self._request_count == 0:
+            self.transport.close()
+        else:
+            asyncio.get_running_loop().call_soon(self._end, ticks - 1)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Drop the timer with the connection."""

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from dsuf.api import ops, tokens
 from dsuf.api.chat import CHAT
@@ -102,7 +102,7 @@ def build_app(parts: Parts) -> web.Application:
     """The application that serves `parts`. Run it with `connection.ApiRunner`, which tells handlers of lost clients."""
     app = web.Application(client_max_size=parts.settings.body_limit_bytes)
     app[SETTINGS] = parts.settings
-    app.router.add_route("*", "/{path:.*}", partial(_dispatch, parts=parts))
+    app.router.add_route("*", "/{path:.*}", partial(_dispatch, parts=parts), expect_handler=_expect)
 
     @web.middleware
     async def catch_unrouted(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -124,6 +124,13 @@ def find_route(path: str) -> Route | None:
             show = partial(_show_model, name=path.removeprefix(prefix))
             return Route(path="/v1/models/{id}", method="GET", endpoint=show)
     return _BY_PATH.get(path.rstrip("/") if path != "/" else path)
+
+
+async def _expect(request: web.Request) -> None:
+    """Ask for the body of a client that waits to be asked; other expectations are nothing that we could refuse for."""
+    if request.headers["Expect"].lower() == "100-continue" and request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # nothing of the response itself is out
 
 
 async def _dispatch(request: web.Request, parts: Parts) -> web.StreamResponse:

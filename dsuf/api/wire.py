@@ -1,5 +1,6 @@
 """What the library does not read in a request body: two OpenAI spellings, and fields that must not be ignored."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -8,6 +9,9 @@ from dsuf.errors import UnsupportedFeature
 
 _PRIVATE = ("dsh_session_log", "dsh_plugin_packages")  # a session's event log, an inventory: nobody's business here
 _PRIVATE_MARKS = tuple(f'"{name}"'.encode() for name in _PRIVATE)
+
+# The role as it is usually spelt, or any role spelt with escapes, which has to be decoded to be known.
+_DEVELOPER = re.compile(rb'"developer"|"role"\s*:\s*"[^"]*\\u')
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +71,7 @@ def _look_at(body: bytes) -> _Fields:
 
 def _rewrite(body: bytes, fields: _Fields) -> bytes:
     """`body` in the spelling that the library reads; the older name of `max_tokens` wins where both are there."""
-    renames = b'"developer"' in memoryview(fields.messages).tobytes()
+    renames = _DEVELOPER.search(memoryview(fields.messages)) is not None
     copies = fields.max_completion_tokens is not None and fields.max_tokens is None
     if not (renames or copies):
         return body
@@ -87,7 +91,8 @@ def _find_refusal(fields: _Fields) -> UnsupportedFeature | None:
     """A field that would silently give another answer than was asked for."""
     if fields.logit_bias:
         return UnsupportedFeature("`logit_bias` is not served", param="logit_bias")
-    if fields.audio or any(kind != "text" for kind in _list(fields.modalities)):
+    kinds = [fields.modalities] if isinstance(fields.modalities, str) else _list(fields.modalities)
+    if fields.audio or any(kind != "text" for kind in kinds):
         return UnsupportedFeature("the only output modality served is text", param="modalities")
     return None
 

@@ -23,6 +23,7 @@ _CONSTRAINTS = {
     "regex": ("response_format", "regex output (`response_format` regex) is"),
     "tool_call_required": ("tool_choice", "a required or named `tool_choice` is"),
 }
+_NAME_LIMIT = 128  # characters of a name that is not in the table: it goes into replies and logs
 _LARGEST_SEED = 2**63
 
 
@@ -89,7 +90,7 @@ def _convert(protocol: Protocol, body: bytes, vocabulary: Vocabulary) -> tuple[s
     try:
         incoming = ChatCompletionRequest(body) if protocol == "chat" else MessagesRequest(body)
         model = incoming.model
-        foreign = protocol == "messages" and model.startswith(FOREIGN_PREFIX)
+        foreign = protocol == "messages" and model.startswith(FOREIGN_PREFIX) and len(model) <= _NAME_LIMIT
         return model, incoming.convert(conversion_options(vocabulary.special_tokens, *([model] if foreign else [])))
     except deepseek_recipe.ConversionError as error:
         raise ConversionRefused(str(error), body=error.body) from error

@@ -115,3 +115,15 @@ async def test_many_leave_at_random(rig: Rig, caplog: pytest.LogCaptureFixture) 
     assert all(ticket.cancelled.is_set() for ticket in rig.submit.tickets)
     assert {status for _, status in rig.metrics.responses} == {499}
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+async def test_a_probe_that_half_closes_gets_its_answer(rig: Rig, pieces: int) -> None:
+    """As `nc -N` does: everything is sent, then the sending side is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+    request = b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n" * pieces
+    writer.write(request)
+    writer.write_eof()
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert answer.count(b"HTTP/1.1 200") >= 1 and b'"ready":true' in answer
+    writer.close()

@@ -1,6 +1,7 @@
 """Endings other than an answer: before the first byte as a status, after it within the stream; and silence."""
 
 import asyncio
+import json
 import logging
 
 import aiohttp
@@ -178,3 +179,24 @@ async def test_running_streams_outlive_the_start_of_a_drain(rig: Rig) -> None:
     assert (await rig.message()).status == 503 and (await rig.chat(stream=True)).status == 503
     assert read_events(await (await running).text())[-1][0] == "message_stop"
     assert len(rig.submit.tickets) == 1
+
+
+@pytest.mark.parametrize(("expect", "asked"), [("100-continue", True), ("foo", False)])
+async def test_expectations(rig: Rig, expect: str, asked: bool) -> None:
+    """A client may wait to be asked for its body; what else it expects is no reason to refuse."""
+    rig.play("Hm.</think>Hi")
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+    body = json.dumps(chat_body()).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: {expect}\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode())
+    if asked:
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(body)
+    assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+async def test_a_long_foreign_name_is_no_model(rig: Rig) -> None:
+    response = await rig.post("/v1/messages", message_body(model="claude-" + "x" * 10_000))
+    assert response.status == 400
+    assert (await rig.post("/v1/messages", message_body(model="claude-sonnet"))).status == 200

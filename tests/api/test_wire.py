@@ -67,7 +67,7 @@ def test_user(sent: Any, user: str) -> None:
     [
         ({"logit_bias": {"1": 2}}, "logit_bias"), ({"logit_bias": {}}, None), ({"modalities": ["text"]}, None),
         ({"modalities": ["text", "audio"]}, "modalities"), ({"audio": {"voice": "x"}}, "modalities"),
-        ({"modalities": "audio"}, None), ({"modalities": [[]]}, "modalities"),
+        ({"modalities": "audio"}, "modalities"), ({"modalities": [[]]}, "modalities"),
     ],
 )  # fmt: skip
 def test_refusals(fields: dict[str, Any], param: str | None) -> None:
@@ -98,3 +98,15 @@ def test_keys() -> None:
 def test_salts() -> None:
     assert make_salt("", "") == ""
     assert len({make_salt("a", "b"), make_salt("ab", ""), make_salt("", "ab"), make_salt("a", "")}) == 4
+
+
+def test_a_role_spelt_with_escapes_is_known() -> None:
+    body = b'{"messages":[{"role":"\\u0064eveloper","content":"Hi"}]}'
+    assert json.loads(read_chat(body).body)["messages"] == [{"role": "system", "content": "Hi"}]
+
+
+@pytest.mark.parametrize("modalities", ["audio", ["text", "audio"]])
+def test_output_other_than_text_is_refused(modalities: object) -> None:
+    refusal = read_chat(json.dumps({"messages": [USER], "modalities": modalities}).encode()).refusal
+    assert refusal is not None and refusal.param == "modalities"
+    assert read_chat(json.dumps({"messages": [USER], "modalities": "text"}).encode()).refusal is None

@@ -64,14 +64,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     threads: Annotated[
         int, Meta(description="CPU threads of the reference engine; 0: all cores but one", ge=0, le=1024)
     ] = 0
-    step_deadline_s: Annotated[float, Meta(description="a longer step makes the node not ready", gt=0)] = 60.0
+    step_deadline_s: Annotated[float, Meta(description="a longer step makes the node not ready", ge=0.1)] = 60.0
     drain_s: Annotated[float, Meta(description="time that running streams get after SIGTERM", ge=0)] = 60.0
     keepalive_s: Annotated[
-        float, Meta(description="comment on a silent stream this often; clients give up after 300 s", gt=0, le=300)
+        float, Meta(description="comment on a silent stream this often; clients give up after 300 s", ge=0.05, le=300)
     ] = 15.0
     body_limit_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 64 * 1024 * 1024
-    body_timeout_s: Annotated[float, Meta(description="time for a request body to arrive", gt=0)] = 30.0
-    write_timeout_s: Annotated[float, Meta(description="a client that takes nothing for so long has left", gt=0)] = 30.0
+    body_timeout_s: Annotated[float, Meta(description="time for a request body to arrive", ge=0.1)] = 30.0
+    write_timeout_s: Annotated[
+        float, Meta(description="a client that takes nothing for so long has left", ge=0.1)
+    ] = 30.0
     api_keys: Annotated[tuple[str, ...], Meta(description="accepted keys, comma separated; none: no check")] = ()
     api_key_file: Annotated[Path | None, Meta(description="file with one more accepted key a line")] = None
     cache_dir: Annotated[Path | None, Meta(description="where the embedded model is made; default: XDG cache")] = None

@@ -23,7 +23,10 @@ REDACTED = "[redacted]"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of one node, resolved. Times are seconds, sizes bytes or tokens, as the names say."""
+    """The settings of one node, resolved. Times are seconds, sizes bytes or tokens, as the names say.
+
+    `api_keys` are all accepted keys; the last `filed_keys` of them come from `api_key_file`. That count is no setting.
+    """
 
     host: Annotated[str, Meta(description="address to listen on", min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(description="HTTP port; 0 lets the system choose", ge=0, le=65535)] = 8000
@@ -71,13 +74,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 15.0
     body_limit_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 64 * 1024 * 1024
     body_timeout_s: Annotated[float, Meta(description="time for a request body to arrive", ge=0.1)] = 30.0
-    write_timeout_s: Annotated[
-        float, Meta(description="a client that takes nothing for so long has left", ge=0.1)
-    ] = 30.0
+    write_timeout_s: Annotated[float, Meta(description="a client that takes nothing for so long has left", ge=0.1)] = (
+        30.0
+    )
     api_keys: Annotated[tuple[str, ...], Meta(description="accepted keys, comma separated; none: no check")] = ()
     api_key_file: Annotated[Path | None, Meta(description="file with one more accepted key a line")] = None
     cache_dir: Annotated[Path | None, Meta(description="where the embedded model is made; default: XDG cache")] = None
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least level logged")] = "info"
+    filed_keys: int = 0
 
 
 _SECRET = {"api_keys"}
@@ -113,6 +117,8 @@ def list_settings() -> list[Setting]:
     hints = typing.get_type_hints(Settings, include_extras=True)
     found = []
     for field in msgspec.structs.fields(Settings):
+        if typing.get_origin(hints[field.name]) is not Annotated:
+            continue
         bare, meta = typing.get_args(hints[field.name])
         found.append(Setting(name=field.name, annotated=hints[field.name], bare=bare,
                              help=meta.description, default=field.default))  # fmt: skip
@@ -135,7 +141,9 @@ def load_settings(
         for setting in settings:
             if setting.name in given:
                 values[setting.name] = _convert(setting, given[setting.name], source)
-    values["api_keys"] = tuple(dict.fromkeys((*values.get("api_keys", ()), *_read_keys(values.get("api_key_file")))))
+    listed = dict.fromkeys(values.get("api_keys", ()))
+    filed = dict.fromkeys(key for key in _read_keys(values.get("api_key_file")) if key not in listed)
+    values |= {"api_keys": (*listed, *filed), "filed_keys": len(filed)}
     loaded = Settings(**values)
     for problem in _problems(loaded):
         raise CommandError(problem)
@@ -154,14 +162,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def describe(settings: Settings) -> str:
-    """`settings` as the text of a `dsuf.toml`, each with its help as a comment; keys are redacted."""
+    """`settings` as the text of a `dsuf.toml`, each with its help as a comment.
+
+    A key has a placeholder, which is refused when the text is read: left out, it would open the server that reads it.
+    Keys of `api_key_file` have none, since the file goes with the text.
+    """
     lines = []
     for setting in list_settings():
         value = getattr(settings, setting.name)
-        if setting.name in _SECRET:
-            value = tuple(REDACTED for _ in value)
-        line = f"# {setting.name} =" if value is None else f"{setting.name} = {_toml(value)}"
-        lines += [f"# {setting.help}", line, ""]
+        lines.append(f"# {setting.help}")
+        if setting.name in _SECRET and (count := len(value) - settings.filed_keys):
+            value = (REDACTED,) * count
+            lines.append(f"# {count} set and not shown: put the keys themselves here before this file is used")
+        elif setting.name in _SECRET:
+            value = ()
+        lines += [f"# {setting.name} =" if value is None else f"{setting.name} = {_toml(value)}", ""]
     return "\n".join(lines)
 
 
@@ -213,16 +228,24 @@ def _read_keys(path: Path | None) -> list[str]:
 def _convert(setting: Setting, value: Any, source: str) -> Any:
     """`value` as the setting's type; numbers and truth values may come as text."""
     if setting.name == "api_keys" and isinstance(value, str):
-        value = [key.strip() for key in value.split(",") if key.strip()]
+        value = value.split(",")
     try:
         converted = msgspec.convert(value, setting.annotated, strict=False, dec_hook=_decode_path)
         if isinstance(converted, float) and not math.isfinite(converted):
             raise msgspec.ValidationError("Expected a finite number")
-        return converted
+        return _strip_keys(converted) if setting.name == "api_keys" else converted
     except msgspec.ValidationError as error:
         shown = REDACTED if setting.name in _SECRET else repr(value)
         reason = f"expected one of {', '.join(setting.choices)}" if setting.choices else _lower(str(error))
         raise CommandError(f"{setting.name} = {shown} ({source}): {reason}") from error
+
+
+def _strip_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """`keys` without space around them; a blank one is a variable that nobody filled in, and must not open a server."""
+    stripped = tuple(key.strip() for key in keys)
+    if "" in stripped:
+        raise msgspec.ValidationError("a key is empty; leave the setting out for no check")
+    return stripped
 
 
 def _decode_path(kind: Any, value: Any) -> Path:

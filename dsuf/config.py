@@ -8,6 +8,7 @@ import argparse
 import difflib
 import json
 import math
+import os
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -204,8 +205,10 @@ def _read_file(path: Path, names: list[str]) -> dict[str, Any]:
         data = tomllib.loads(path.read_text())
     except OSError as error:
         raise CommandError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # what tomllib raises, and besides it what text and overlong numbers do
         raise CommandError(f"{path}: not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise CommandError(f"{path}: nested too deeply") from error
     for key in data.keys() - set(names):
         near = difflib.get_close_matches(key, names, 1)
         raise CommandError(f"{path}: unknown setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
@@ -252,7 +255,12 @@ def _decode_path(kind: Any, value: Any) -> Path:
     """A path from text, with `~` expanded."""
     if not isinstance(value, str) or not value:
         raise msgspec.ValidationError("Expected a path")
-    return Path(value).expanduser()
+    if "\0" in value:
+        raise msgspec.ValidationError("Expected a path without NUL")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError as error:
+        raise msgspec.ValidationError(f"Home folder of {Path(value).parts[0]} is not known") from error
 
 
 def _problems(s: Settings) -> Iterator[str]:
@@ -267,9 +275,11 @@ def _problems(s: Settings) -> Iterator[str]:
         yield "script: engine 'scripted' needs a script file"
     if s.engine != "scripted" and s.script is not None:
         yield f"script = {str(s.script)!r}: only engine 'scripted' takes a script, not {s.engine!r}"
-    if s.model is not None and not s.model.is_dir():
+    if not s.host.isprintable() or " " in s.host:
+        yield f"host = {s.host!r}: expected an address or a name"
+    if s.model is not None and not os.path.isdir(s.model):  # unlike Path.is_dir never raises
         yield f"model = {str(s.model)!r}: no such directory"
-    if s.script is not None and not s.script.is_file():
+    if s.script is not None and not os.path.isfile(s.script):
         yield f"script = {str(s.script)!r}: no such file"
 
 

@@ -46,6 +46,11 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         ({"DSUF_BODY_TIMEOUT_S": "1e-9"}, ["body_timeout_s", ">= 0.1"]),
         ({"DSUF_WRITE_TIMEOUT_S": "0.001"}, ["write_timeout_s", ">= 0.1"]),
         ({"DSUF_API_KEY_FILE": "/nowhere"}, ["api_key_file", "/nowhere"]),
+        ({"DSUF_CACHE_DIR": "~nosuchuser/x"}, ["cache_dir", "'~nosuchuser/x'", "home folder"]),
+        ({"DSUF_MODEL": "m" * 5000}, ["model", "no such directory"]),
+        ({"DSUF_ENGINE": "scripted", "DSUF_SCRIPT": "s" * 5000}, ["script", "no such file"]),
+        ({"DSUF_HOST": "\udcff"}, ["host", "'\\udcff'", "address"]),
+        ({"DSUF_HOST": "a b"}, ["host", "'a b'"]),
         ({"DSUF_MAX_TURN": "3"}, ["DSUF_MAX_TURN", "did you mean 'DSUF_MAX_TURNS'"]),
     ],
 )
@@ -64,6 +69,24 @@ def test_a_wrong_file_is_named(tmp_path: Path) -> None:
         load_settings(toml_path=write(tmp_path, "max_turns ="))
     with pytest.raises(CommandError, match="cannot be read"):
         load_settings(toml_path=tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        *((f'{name} = "a\\u0000b"', [name, "NUL"]) for name in ("cache_dir", "model", "script", "api_key_file")),
+        ('host = "a\\u0000b"', ["host", "'a\\x00b'"]),
+        ('host = "a\\nb"', ["host", "'a\\nb'"]),
+        ("port = " + "[" * 3000, ["dsuf.toml", "nested too deeply"]),
+        ("port = " + "9" * 5000, ["dsuf.toml", "not valid TOML"]),
+    ],
+)
+def test_a_hostile_file_is_one_line(text: str, words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(CommandError) as refused:
+        load_settings(toml_path=write(tmp_path, text))
+    assert "\n" not in str(refused.value)
+    for word in words:
+        assert word in str(refused.value)
 
 
 def test_keys_come_from_list_and_file_and_are_never_shown(tmp_path: Path) -> None:

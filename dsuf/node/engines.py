@@ -39,9 +39,15 @@ def find_directory(settings: Settings) -> Path:
 
 
 def find_cache(settings: Settings) -> Path:
-    """The folder for what can be made again."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return settings.cache_dir or (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "dsuf"
+    """The folder for what can be made again. Raises `CommandError` where neither settings nor system name one."""
+    if settings.cache_dir is not None:
+        return settings.cache_dir
+    if os.path.isabs(base := os.environ.get("XDG_CACHE_HOME", "")):
+        return Path(base) / "dsuf"
+    try:
+        return Path.home() / ".cache" / "dsuf"
+    except RuntimeError as error:
+        raise CommandError("cache_dir: this user has no home folder; name a folder") from error
 
 
 def open_model(directory: Path) -> Model:

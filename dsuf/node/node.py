@@ -64,6 +64,8 @@ def bind(host: str, port: int) -> socket.socket:
         taken = error.errno == errno.EADDRINUSE
         reason = "the port is in use" if taken else str(error.strerror or error).partition(" (")[0]
         raise CommandError(f"cannot listen on {host} port {port}: {reason}") from error
+    except (TypeError, ValueError) as error:  # how the socket module refuses what cannot be encoded as a name
+        raise CommandError(f"cannot listen on {host!r} port {port}: not a host name") from error
 
 
 class Node:

@@ -3,15 +3,17 @@
 import io
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from dsuf.config import Settings
 from dsuf.engine_scripted import Rule
-from dsuf.errors import EngineFailed, Unavailable
+from dsuf.errors import CommandError, EngineFailed, Unavailable
 from dsuf.node.drain import Signals
-from dsuf.node.engines import warm_up
+from dsuf.node.engines import find_cache, warm_up
 from dsuf.node.gate import Gate
+from dsuf.node.node import bind
 from dsuf.node.pulse import SLACK_S, Pulse
 from dsuf.node.startup import Startup, describe_use
 from dsuf.observe.metrics import Metrics
@@ -64,6 +66,26 @@ async def test_the_warm_up_leaves_nothing_and_needs_a_token() -> None:
     with pytest.raises(EngineFailed):
         await warm_up(engine, (1,))
     assert set(engine.counters().values()) == {0}
+
+
+@pytest.mark.parametrize("host", ["a\0b", "\udcff", "\xfc" * 70])
+def test_a_host_that_no_name_can_be_is_refused(host: str) -> None:
+    with pytest.raises(CommandError, match="not a host name") as refused:
+        bind(host, 0)
+    assert str(refused.value).isprintable()
+
+
+def test_a_user_without_home_is_asked_for_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with pytest.raises(CommandError, match="cache_dir: this user has no home folder"):
+        find_cache(Settings())
+    assert find_cache(Settings(cache_dir=Path("/c"))) == Path("/c")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert find_cache(Settings()) == Path("/x/dsuf")
 
 
 async def _no_results(plan: object) -> list[object]:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from dsuf import __version__
 from dsuf.errors import CheckpointError, CommandError
@@ -35,6 +35,13 @@ COMMANDS = (
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line: a usage text of thirty flags would hide what is wrong."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what is left over here, where `prog` is the subcommand's; argparse would only do so at the top."""
+        known, left = super().parse_known_args(args, namespace)
+        if left:
+            self.error(f"unrecognized arguments: {' '.join(left)}")
+        return known, left
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and leave with exit code 2."""

@@ -66,6 +66,11 @@ def test_fault_of_ours_keeps_its_traceback(fake_doctor: ModuleType) -> None:
         (["nothing"], "invalid choice: 'nothing'"),
         (["doctor", "--nothing"], "unrecognized arguments: --nothing"),
         (["--nothing"], "SUBCOMMAND"),
+        (["--nothing", "doctor"], "unrecognized arguments: --nothing (see dsuf --help)"),
+        (["serve", "--portt", "5"], "unrecognized arguments: --portt 5 (see dsuf serve --help)"),
+        (["doctor", "extra"], "unrecognized arguments: extra (see dsuf doctor --help)"),
+        (["weights", "fetch", "--repo", "x"], "unrecognized arguments: --repo (see dsuf weights fetch --help)"),
+        (["weights", "fetch"], "required: DIR (see dsuf weights fetch --help)"),
     ],
 )
 def test_wrong_use(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,28 +7,47 @@ does not say (token ids other than the picture's, the context length): there the
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from dsuf.errors import CheckpointError
 
 LayerMode = Literal["window", "full", "reindex", "reuse"]
 
+# Far above any model of this architecture: what is over them is a mistake, and would take forever or all memory.
+Depth = Annotated[int, Meta(ge=1, le=1_000)]
+Count = Annotated[int, Meta(ge=1, le=65_536)]
+Layer = Annotated[int, Meta(ge=0, lt=1_000)]
+Width = Annotated[int, Meta(ge=1, le=1_048_576)]
+Vocabulary = Annotated[int, Meta(ge=1, le=16_777_216)]
+Token = Annotated[int, Meta(ge=0, lt=16_777_216)]
+Length = Annotated[int, Meta(ge=1, le=1 << 30)]
+TableRows = Annotated[int, Meta(ge=1, le=1 << 36)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+RopeBase = Annotated[float, Meta(gt=1, le=1e12)]
+MAX_EXPERTS = 100_000
+"""Routed experts of all layers together."""
+MAX_HASHES = 4_096
+"""Hashes of all Engram layers together: each needs a prime number of its own."""
+QUANTISED = 32
+"""Values that share one scale where a weight, an activation or a cache row is quantised."""
+
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of the picture tower."""
 
-    n_layers: int
-    dim: int
-    n_heads: int
-    inter_dim: int
-    patch_size: int
-    rope_theta: float
-    downsample_ratio: int
-    max_n_token: int
-    min_pixels: int
-    max_wh_ratio: float | None = None
+    n_layers: Depth
+    dim: Width
+    n_heads: Count
+    inter_dim: Width
+    patch_size: Depth
+    rope_theta: RopeBase
+    downsample_ratio: Depth
+    max_n_token: Width
+    min_pixels: Length
+    max_wh_ratio: Positive | None = None
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,61 +57,61 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     0 is window-only).
     """
 
-    vocab_size: int
-    dim: int
-    n_layers: int
-    n_heads: int
-    head_dim: int
-    rope_head_dim: int
-    q_lora_rank: int
-    o_groups: int
-    o_lora_rank: int
-    norm_eps: float
-    window_size: int
+    vocab_size: Vocabulary
+    dim: Width
+    n_layers: Depth
+    n_heads: Count
+    head_dim: Width
+    rope_head_dim: Width
+    q_lora_rank: Width
+    o_groups: Count
+    o_lora_rank: Width
+    norm_eps: Positive
+    window_size: Width
     compress_ratios: tuple[int, ...]
-    kv_source_layers: tuple[int, ...]
-    index_source_layers: tuple[int, ...]
-    rope_theta: float
-    compress_rope_theta: float
-    rope_factor: float
-    beta_fast: float
-    beta_slow: float
-    original_seq_len: int
-    index_n_heads: int
-    index_head_dim: int
-    index_topk: int
-    candidate_source_layer: int
-    candidate_topk_blocks: int
-    candidate_block_size: int
-    hc_mult: int
-    hc_sinkhorn_iters: int
-    hc_eps: float
-    n_routed_experts: int
-    n_shared_experts: int
-    n_activated_experts: int
-    moe_inter_dim: int
-    route_scale: float
-    swiglu_limit: float
-    engram_layer_ids: tuple[int, ...]
-    engram_num_embeddings: tuple[int, ...]
-    engram_vocab_size: int
-    engram_n_heads: int
-    engram_head_dim: int
-    engram_pad_id: int
-    engram_compressed_vocab_size: int
-    engram_max_ngram_size: int = 4
-    n_mtp_layers: int
-    dspark_block_size: int
-    dspark_noise_token_id: int
-    dspark_target_layer_ids: tuple[int, ...]
-    dspark_markov_rank: int
-    dspark_n_routed_experts: int
-    dspark_n_activated_experts: int
+    kv_source_layers: tuple[Layer, ...]
+    index_source_layers: tuple[Layer, ...]
+    rope_theta: RopeBase
+    compress_rope_theta: RopeBase
+    rope_factor: Positive
+    beta_fast: Positive
+    beta_slow: Positive
+    original_seq_len: Length
+    index_n_heads: Count
+    index_head_dim: Width
+    index_topk: Width
+    candidate_source_layer: Layer
+    candidate_topk_blocks: Length
+    candidate_block_size: Count
+    hc_mult: Annotated[int, Meta(ge=1, le=64)]
+    hc_sinkhorn_iters: Depth
+    hc_eps: Positive
+    n_routed_experts: Count
+    n_shared_experts: Count
+    n_activated_experts: Count
+    moe_inter_dim: Width
+    route_scale: Positive
+    swiglu_limit: Positive
+    engram_layer_ids: tuple[Layer, ...]
+    engram_num_embeddings: tuple[TableRows, ...]
+    engram_vocab_size: Length
+    engram_n_heads: Count
+    engram_head_dim: Width
+    engram_pad_id: Token
+    engram_compressed_vocab_size: Vocabulary
+    engram_max_ngram_size: Annotated[int, Meta(ge=2, le=16)] = 4
+    n_mtp_layers: Annotated[int, Meta(ge=0, le=100)]
+    dspark_block_size: Depth
+    dspark_noise_token_id: Token
+    dspark_target_layer_ids: tuple[Layer, ...]
+    dspark_markov_rank: Width
+    dspark_n_routed_experts: Count
+    dspark_n_activated_experts: Count
     vision: VisionConfig
-    image_token_id: int
-    bos_token_id: int = 0
-    eos_token_id: int = 1
-    max_seq_len: int = 1_048_576
+    image_token_id: Token
+    bos_token_id: Token = 0
+    eos_token_id: Token = 1
+    max_seq_len: Length = 1_048_576
 
     def __post_init__(self) -> None:
         """Refuse sizes that no model of this architecture can have; raises `CheckpointError`."""
@@ -122,7 +141,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _problems(c: ModelConfig) -> list[str]:
-    """What is wrong with `c`, in words."""
+    """What is wrong between the sizes of `c`, in words; each by itself is in its range."""
     found = []
     if len(c.compress_ratios) != c.n_layers + c.n_mtp_layers:
         found.append(f"compress_ratios has {len(c.compress_ratios)} entries, not {c.n_layers} + {c.n_mtp_layers}")
@@ -132,15 +151,51 @@ def _problems(c: ModelConfig) -> list[str]:
         found += _schedule_problems(c)
     if len(c.engram_num_embeddings) != len(c.engram_layer_ids):
         found.append("engram_num_embeddings and engram_layer_ids differ in length")
-    if c.n_heads % c.o_groups:
-        found.append(f"{c.n_heads} heads do not divide into {c.o_groups} output groups")
     if c.n_shared_experts != 1:
         found.append(f"n_shared_experts is {c.n_shared_experts}; the architecture has one")
+    return found + _width_problems(c) + _count_problems(c) + _token_problems(c)
+
+
+def _width_problems(c: ModelConfig) -> list[str]:
+    """Widths that do not divide as heads, groups or blocks of one scale must."""
+    if c.n_heads % c.o_groups:
+        return [f"{c.n_heads} heads do not divide into {c.o_groups} output groups"]
+    if c.rope_head_dim % 2 or c.rope_head_dim > min(c.head_dim, c.index_head_dim):
+        return [f"rope_head_dim is {c.rope_head_dim}; it must be even, and no more than head_dim and index_head_dim"]
+    quantised = {
+        "dim": c.dim, "q_lora_rank": c.q_lora_rank, "moe_inter_dim": c.moe_inter_dim, "head_dim": c.head_dim,
+        "index_head_dim": c.index_head_dim, "o_groups times o_lora_rank": c.o_groups * c.o_lora_rank,
+        "the width of an Engram row": (c.engram_max_ngram_size - 1) * c.engram_n_heads * c.engram_head_dim,
+    }  # fmt: skip
+    return [f"{name} is {width}, no multiple of {QUANTISED}" for name, width in quantised.items() if width % QUANTISED]
+
+
+def _count_problems(c: ModelConfig) -> list[str]:
+    """More experts chosen than there are, and more of anything than could be looked through."""
+    choices = {"": (c.n_activated_experts, c.n_routed_experts)}
+    choices["dspark_"] = (c.dspark_n_activated_experts, c.dspark_n_routed_experts)
+    found = [
+        f"{kind}n_activated_experts is {chosen} of {experts} experts"
+        for kind, (chosen, experts) in choices.items() if chosen > experts
+    ]  # fmt: skip
+    if (total := c.n_layers * c.n_routed_experts + c.n_mtp_layers * c.dspark_n_routed_experts) > MAX_EXPERTS:
+        found.append(f"{total} experts in all layers, more than {MAX_EXPERTS}")
+    if (total := len(c.engram_layer_ids) * (c.engram_max_ngram_size - 1) * c.engram_n_heads) > MAX_HASHES:
+        found.append(f"{total} Engram hashes in all layers, more than {MAX_HASHES}")
     return found
+
+
+def _token_problems(c: ModelConfig) -> list[str]:
+    """Token ids outside the vocabulary."""
+    names = ("bos_token_id", "eos_token_id", "image_token_id", "engram_pad_id", "dspark_noise_token_id")
+    return [f"{name} is {getattr(c, name)}, the vocabulary has {c.vocab_size}" for name in names
+            if getattr(c, name) >= c.vocab_size]  # fmt: skip
 
 
 def _schedule_problems(c: ModelConfig) -> list[str]:
     """What is wrong with the layer schedule, given ratios of the right number and values."""
+    for name, problem in _layer_list_problems(c).items():
+        return [f"{name} {problem}"]
     sources, compressed = set(c.kv_source_layers), [i for i in range(c.n_layers) if c.compress_ratios[i]]
     if not sources:
         return ["kv_source_layers is empty"]
@@ -148,8 +203,26 @@ def _schedule_problems(c: ModelConfig) -> list[str]:
         return ["a layer of kv_source_layers is missing in index_source_layers"]
     if not set(c.index_source_layers) <= set(compressed):
         return ["index_source_layers names a layer without compression"]
+    if c.candidate_source_layer not in sources:
+        return [f"candidate_source_layer is {c.candidate_source_layer}, which kv_source_layers does not name"]
     orphans = [i for i in compressed if i < min(sources) or c.ratio(i) != c.ratio(c.kv_source(i))]
     return [f"layer {orphans[0]} has compression but no source layer of its ratio"] if orphans else []
+
+
+def _layer_list_problems(c: ModelConfig) -> dict[str, str]:
+    """What is wrong with a list of layers, by its name. Without a draft head nobody reads its target layers."""
+    names = ["kv_source_layers", "index_source_layers", "engram_layer_ids"]
+    names += ["dspark_target_layer_ids"] if c.n_mtp_layers else []
+    found: dict[str, str] = {}
+    for name in names:
+        layers: tuple[int, ...] = getattr(c, name)
+        if list(layers) != sorted(set(layers)):
+            found[name] = "is not in ascending order"
+        elif layers and layers[-1] >= c.n_layers:
+            found[name] = f"names a layer outside 0 to {c.n_layers - 1}"
+    if c.n_mtp_layers and not c.dspark_target_layer_ids:
+        found["dspark_target_layer_ids"] = "is empty"
+    return found
 
 
 # Names in the nested form where they are not those of the flat one, and where in it the others are.

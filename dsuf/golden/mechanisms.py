@@ -95,7 +95,7 @@ def compare_compressor(report: Report, case: Case, group: str, config: ModelConf
     }
     sizes = msgspec.structs.replace(
         config, head_dim=width, compress_ratios=(2,) * len(config.compress_ratios), kv_source_layers=(0,),
-        index_source_layers=(0,),
+        index_source_layers=(0,), candidate_source_layer=0,
     )  # fmt: skip
     compressor = Compressor(WeightSource(tensors.__getitem__), 0, sizes, FP32, Rope(sizes, compressed=True))
     whole = len(x) - len(x) % 2

@@ -40,7 +40,8 @@ def small(tmp_path_factory: pytest.TempPathFactory, golden: Path) -> Path:
     """A random checkpoint in the tiny golden model's sizes with two experts, in two shards; not to be changed."""
     directory = tmp_path_factory.mktemp("small")
     config = load_config(golden / "tiny/config.json")
-    config = msgspec.structs.replace(config, n_routed_experts=2, n_activated_experts=1, dspark_n_routed_experts=2)
+    config = msgspec.structs.replace(config, n_routed_experts=2, n_activated_experts=1, dspark_n_routed_experts=2,
+                                     dspark_n_activated_experts=1)  # fmt: skip
     write_synthetic(directory, config, 7, (golden / "tiny/tokenizer.json").read_bytes())
     return directory
 

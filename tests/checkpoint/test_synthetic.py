@@ -105,12 +105,14 @@ def test_seed_decides_every_byte(golden: Path, tmp_path: Path, small: Path) -> N
 
 
 def test_sizes_that_are_no_multiple_of_a_block(golden: Path, tmp_path: Path) -> None:
-    config = msgspec.structs.replace(load_config(golden / "tiny/config.json"), dim=72, n_layers=3, n_mtp_layers=1,
+    config = msgspec.structs.replace(load_config(golden / "tiny/config.json"), n_layers=3, n_mtp_layers=1,
                                      compress_ratios=(0, 0, 2, 0), kv_source_layers=(2,), index_source_layers=(2,),
-                                     candidate_source_layer=2, n_routed_experts=1, n_activated_experts=1)  # fmt: skip
+                                     candidate_source_layer=2, n_routed_experts=1, n_activated_experts=1,
+                                     engram_layer_ids=(1, 2), engram_head_dim=40, dspark_target_layer_ids=(0, 2),
+                                     vocab_size=509, image_token_id=508, dspark_noise_token_id=507)  # fmt: skip
     write_synthetic(tmp_path, config, 1, b"{}", n_shards=3)
     with Checkpoint.open(tmp_path) as checkpoint:
-        assert checkpoint.tensor("layers.0.attn.wq_a.scale").shape == (4, 3)
+        assert checkpoint.tensor("layers.1.engram.embed.scale").shape == (2304, 2)
     assert len(list(tmp_path.glob("*.safetensors"))) == 3
 
 

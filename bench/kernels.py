@@ -187,9 +187,9 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
         "first": i32(cupy.zeros(experts + 1)),
         "order": i32(cupy.zeros(pairs)),
     }
-    logits = f32(rows, experts)
+    logits, bias = f32(rows, experts), f32(experts) * 0.01
     sizes = {"picks": picks, "experts": experts}
-    kernels.launch("route_experts", **live, **sizes, **routed, logits=logits, bias=f32(experts) * 0.01)
+    kernels.launch("route_experts", **live, **sizes, **routed, logits=logits, bias=bias)
     kernels.launch("group_experts", **grouped, **sizes, chosen=routed["chosen"], rows=rows)
     used = int(grouped["used"][0])
     slots = min(experts, pairs)
@@ -197,7 +197,7 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
     yield Case(
         "route_experts",
         "",
-        lambda: {"bias": f32(experts)},
+        lambda: {"bias": bias.copy()},
         live | sizes | routed | {"logits": logits},
         4 * rows * experts,
     )

@@ -2,12 +2,13 @@
 //
 //   s = q . k_j / sqrt(head_dim); out = sum bf16(e^(s - m)) v_j / (sum e^(s - m) + e^(sink - m)), k_j = v_j
 //
-// Shapes: AttendSparse; slots of the window come first, then those of the compressed entries. The softmax runs online over
-// blocks of 64 slots in slot order; the probability is rounded to BF16 relative to the running maximum for the product
-// alone. head_dim a multiple of 64. A block of 8 warps takes a row and sixteen of its heads: it unpacks 64 cache rows into
-// shared memory (exact in BF16), each warp scores eight slots, then sums an eighth of the channels. A row without slots
-// gives zeros. Grid: (ceil(heads / 16), rows); shared memory 64 * (head_dim + 8) * 2 bytes. Padding: zeros.
-// Bound: bytes, head_dim * 33 / 32 a window slot (528) and head_dim * 9 / 16 an entry (288), once for sixteen heads.
+// Shapes: AttendSparse; slots of the window come first, then those of the compressed entries. The softmax runs online
+// over blocks of 64 slots in slot order; the probability is rounded to BF16 relative to the running maximum for the
+// product alone. head_dim a multiple of 64. A block of 8 warps takes a row and sixteen of its heads: it unpacks 64
+// cache rows into shared memory (exact in BF16), each warp scores eight slots, then sums an eighth of the channels. A
+// row without slots gives zeros. Grid: (ceil(heads / 16), rows); shared memory 64 * (head_dim + 8) * 2 bytes. Padding:
+// zeros. Bound: bytes, head_dim * 33 / 32 a window slot (528) and head_dim * 9 / 16 an entry (288), once for sixteen
+// heads.
 #include "contract.h"
 #include "mma.cuh"
 #include "numeric.cuh"
@@ -18,23 +19,46 @@ namespace dsuf {
 constexpr int kDim = DSUF_HEAD_DIM, kPitch = kDim + 8, kBlock = 64, kShare = kDim / 8, kTiles = kShare / 8;
 static_assert(kDim % 64 == 0, "a warp sums whole tiles of eight channels");
 
-// Cache row `slot` as BF16 into shared memory by one warp; zeros where there is none.
-__device__ void unpack_row(uint16_t* to, const AttendSparse& p, int at, int slot) {
-  const int lane = threadIdx.x % 32;
-  if (slot < 0) {
-    for (int i = lane; i < kDim; i += 32) to[i] = 0;
-  } else if (at < p.window_slots) {
-    const uint8_t* row = p.window + int64_t(slot) * (kDim + kDim / 32);
-    for (int i = lane; i < kDim; i += 32) to[i] = bf16_bits(decode_e4m3(row[i]) * decode_e8m0(row[kDim + i / 32]));
-  } else {
-    const uint8_t* row = p.entries + int64_t(slot) * (kDim / 2 + kDim / 16);
-    for (int i = lane; i < kDim / 2; i += 32) {
-      const float scale = decode_e4m3(row[kDim / 2 + i / 8]);
-      to[2 * i] = bf16_bits(decode_e2m1(row[i] & 15) * scale);
-      to[2 * i + 1] = bf16_bits(decode_e2m1(row[i] >> 4) * scale);
-    }
-  }
+// Four bytes of a packed row, in one load where every row of that stride is aligned for it.
+template <int kStride>
+__device__ __forceinline__ uint32_t load_word(const uint8_t* from) {
+  if constexpr (kStride % 4 == 0) return *reinterpret_cast<const uint32_t*>(from);
+  return from[0] | uint32_t(from[1]) << 8 | uint32_t(from[2]) << 16 | uint32_t(from[3]) << 24;
 }
+
+// Eight channels of a cache row as they lie there. Loading is apart from decoding, and takes no branch, so that a
+// thread has the loads of many octets under way at once.
+struct PackedOctet {
+  uint32_t low, high;
+  uint8_t scale;
+
+  __device__ __forceinline__ void load(const AttendSparse& p, bool in_window, int slot, int octet) {
+    constexpr int kWindowBytes = kDim + kDim / 32, kEntryBytes = kDim / 2 + kDim / 16;
+    const uint8_t* row = in_window ? p.window + int64_t(slot) * kWindowBytes : p.entries + int64_t(slot) * kEntryBytes;
+    const uint8_t* codes = row + octet * (in_window ? 8 : 4);
+    low = slot < 0 ? 0 : in_window ? load_word<kWindowBytes>(codes) : load_word<kEntryBytes>(codes);
+    high = slot < 0 || !in_window ? 0 : load_word<kWindowBytes>(codes + 4);
+    scale = slot < 0 ? 0 : row[in_window ? kDim + octet / 4 : kDim / 2 + octet / 2];
+  }
+
+  __device__ __forceinline__ uint4 decode(bool in_window) const {
+    float x[8];
+    if (in_window) {
+      const float factor = decode_e8m0(scale);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t pair = decode_e4m3x2(uint16_t((i < 2 ? low : high) >> (i % 2 * 16)));
+        x[2 * i] = __half2float(__ushort_as_half(uint16_t(pair))) * factor;
+        x[2 * i + 1] = __half2float(__ushort_as_half(uint16_t(pair >> 16))) * factor;
+      }
+    } else {
+      const float factor = decode_e4m3(scale);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] = decode_e2m1(low >> (4 * i)) * factor;
+    }
+    return pack_bf16x8(x);
+  }
+};
 
 __device__ __forceinline__ uint32_t pair_of(const uint16_t* at) { return *reinterpret_cast<const uint32_t*>(at); }
 
@@ -42,7 +66,8 @@ __device__ __forceinline__ uint32_t pair_of(const uint16_t* at) { return *reinte
 
 extern "C" __global__ void __launch_bounds__(256) attend_sparse(const dsuf::AttendSparse p) {
   using namespace dsuf;
-  extern __shared__ uint16_t rows[];  // [kBlock][kPitch]
+  extern __shared__ __align__(16) uint16_t rows[];  // [kBlock][kPitch]
+  __shared__ int place[kBlock];
   __shared__ float score[16][kBlock + 1], highest[16], decay[16], denominator[16];
   __shared__ uint16_t weight[16][kBlock + 8];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head0 = blockIdx.x * 16;
@@ -57,19 +82,35 @@ extern "C" __global__ void __launch_bounds__(256) attend_sparse(const dsuf::Atte
   const uint16_t* q_high = p.q + (row * p.heads + min(head0 + low + 8, p.heads - 1)) * kDim + column;
   for (int first = 0; live && first < slots; first += kBlock) {
     __syncthreads();
-    for (int s = warp; s < kBlock; s += 8)
-      unpack_row(rows + s * kPitch, p, first + s, first + s < slots ? p.slots[row * slots + first + s] : -1);
+    if (threadIdx.x < kBlock)
+      place[threadIdx.x] = first + threadIdx.x < slots ? p.slots[row * slots + first + threadIdx.x] : -1;
+    __syncthreads();
+    constexpr int kOctets = kDim / 8, kAtOnce = kOctets % 32 ? 2 : 8;
+    static_assert(kBlock * kOctets % (256 * kAtOnce) == 0, "every thread has whole turns");
+    for (int item = threadIdx.x; item < kBlock * kOctets; item += 256 * kAtOnce) {
+      PackedOctet packed[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int s = (item + i * 256) / kOctets, octet = (item + i * 256) % kOctets;
+        packed[i].load(p, first + s < p.window_slots, place[s], octet);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int s = (item + i * 256) / kOctets, octet = (item + i * 256) % kOctets;
+        *reinterpret_cast<uint4*>(rows + s * kPitch + octet * 8) = packed[i].decode(first + s < p.window_slots);
+      }
+    }
     __syncthreads();
     float c[4] = {};
     const uint16_t* key = rows + (warp * 8 + low) * kPitch + column;
+#pragma unroll 8
     for (int k = 0; k < kDim; k += 16)
       mma_bf16(c, pair_of(q_low + k), pair_of(q_high + k), pair_of(q_low + k + 8), pair_of(q_high + k + 8),
                pair_of(key + k), pair_of(key + k + 8));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int s = warp * 8 + column + i % 2;
-      const bool some = first + s < slots && p.slots[row * slots + first + s] >= 0;
-      score[low + i / 2 * 8][s] = some ? __fmul_rn(c[i], scale) : -INFINITY;
+      score[low + i / 2 * 8][s] = place[s] >= 0 ? __fmul_rn(c[i], scale) : -INFINITY;
     }
     __syncthreads();
     for (int head = warp; head < 16; head += 8) {
@@ -89,13 +130,15 @@ extern "C" __global__ void __launch_bounds__(256) attend_sparse(const dsuf::Atte
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       float sum[4] = {};
-      const uint16_t* value = rows + warp * kShare + t * 8 + low;
+      const uint16_t* value = rows + lane * kPitch + warp * kShare + t * 8;
 #pragma unroll
-      for (int k = 0; k < kBlock; k += 16) {
-        const uint16_t* v = value + (k + column) * kPitch;
-        const uint32_t b0 = v[0] | uint32_t(v[kPitch]) << 16, b1 = v[8 * kPitch] | uint32_t(v[9 * kPitch]) << 16;
+      for (int k = 0; k < kBlock; k += 32) {
+        uint32_t v[4];
+        load_transposed(v, value + k * kPitch);
         mma_bf16(sum, pair_of(&weight[low][k + column]), pair_of(&weight[low + 8][k + column]),
-                 pair_of(&weight[low][k + column + 8]), pair_of(&weight[low + 8][k + column + 8]), b0, b1);
+                 pair_of(&weight[low][k + column + 8]), pair_of(&weight[low + 8][k + column + 8]), v[0], v[1]);
+        mma_bf16(sum, pair_of(&weight[low][k + column + 16]), pair_of(&weight[low + 8][k + column + 16]),
+                 pair_of(&weight[low][k + column + 24]), pair_of(&weight[low + 8][k + column + 24]), v[2], v[3]);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) total[t][i] = __fadd_rn(__fmul_rn(total[t][i], decay[low + i / 2 * 8]), sum[i]);

@@ -26,7 +26,10 @@ extern "C" __global__ void __launch_bounds__(256) collapse_norm(const dsuf::Coll
       float h[8];
       unpack_bf16x8(reinterpret_cast<const uint4*>(p.streams + (row * DSUF_STREAMS + s) * DSUF_DIM)[Row::octet(t)], h);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) held.x[t][i] = s ? __fadd_rn(held.x[t][i], __fmul_rn(h[i], pre)) : __fmul_rn(h[i], pre);
+      for (int i = 0; i < 8; ++i) {
+        const float term = __fmul_rn(h[i], pre);
+        held.x[t][i] = s ? __fadd_rn(held.x[t][i], term) : term;
+      }
     }
     for (float& value : held.x[t]) value = round_bf16(value);
   }

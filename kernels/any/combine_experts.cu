@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(256) combine_experts(const dsuf::Co
   float sum = 0.0f;
   if (row < *p.live) {
     const uint16_t* routed = p.routed + row * p.picks * DSUF_DIM + channel;
-    for (int i = 0; i < p.picks; ++i) sum = i ? __fadd_rn(sum, bf16_value(routed[i * DSUF_DIM])) : bf16_value(routed[0]);
+    for (int i = 0; i < p.picks; ++i) sum = __fadd_rn(sum, bf16_value(routed[i * DSUF_DIM]));
     sum = __fadd_rn(sum, bf16_value(p.shared[row * DSUF_DIM + channel]));
   }
   p.out[row * DSUF_DIM + channel] = bf16_bits(sum);

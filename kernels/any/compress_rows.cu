@@ -2,9 +2,9 @@
 //
 //   w = softmax(gate_first, gate_second);   pooled = bf16(w_first * kv_first + w_second * kv_second)
 //
-// Shapes: CompressRows. A row may be kept as the first half of a group that a later step completes; the slot it is kept in
-// is none that the same launch reads. The pooled latent goes on to norm_head_dim. At ratio 1 project_bf16 alone does it.
-// A block of 256 a row. Padding: zeros, nothing kept.
+// Shapes: CompressRows. A row may be kept as the first half of a group that a later step completes; the slot it is kept
+// in is none that the same launch reads. The pooled latent goes on to norm_head_dim. At ratio 1 project_bf16 alone does
+// it. A block of 256 a row. Padding: zeros, nothing kept.
 // Bound: bytes, 8 to 16 a channel; at decode sizes the launch.
 #include "contract.h"
 #include "numeric.cuh"

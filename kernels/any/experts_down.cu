@@ -1,7 +1,7 @@
 // The second half of the routed experts: out = bf16(w2 inner), a row for every (row, pick) pair.
 //
-// Shapes: ExpertsDown; alignment, order of sums and padding as in experts_up; dim a multiple of 16. Grid: (dim / 16, slots).
-// Bound: bytes, dim * inter * 17 / 32 an expert in use.
+// Shapes: ExpertsDown; alignment, order of sums and padding as in experts_up; dim a multiple of 16. Grid: (dim / 16,
+// slots). Bound: bytes, dim * inter * 17 / 32 an expert in use.
 #include "contract.h"
 #include "experts.cuh"
 

@@ -2,9 +2,9 @@
 //
 //   a = bf16(w1 x), b = bf16(w3 x);   inner = bf16(silu(min(a, limit)) * clamp(b, limit) * weight)
 //
-// Shapes: ExpertsUp; rows of codes 8-byte, of weights 4-byte aligned; inter a multiple of 16. The pairs of an expert are
-// taken eight at a time, each of 8 warps sums every eighth group, then the warps are added in order: a pair's result
-// depends on nothing but its row. Grid: (inter / 16, slots), slots >= distinct experts. Padding is never routed.
+// Shapes: ExpertsUp; rows of codes 8-byte, of weights 4-byte aligned; inter a multiple of 16. The pairs of an expert
+// are taken eight at a time, each of 8 warps sums every eighth group, then the warps are added in order: a pair's
+// result depends on nothing but its row. Grid: (inter / 16, slots), slots >= distinct experts. Padding is never routed.
 // Bound: bytes, 2 * inter * dim * 17 / 32 an expert in use.
 #include "contract.h"
 #include "experts.cuh"
@@ -30,7 +30,8 @@ extern "C" __global__ void __launch_bounds__(256) experts_up(const dsuf::Experts
     const int mine = at + threadIdx.x % 8;
     if (threadIdx.x < 128 && mine < stop) {
       const int pair = p.order[mine];
-      p.inner[int64_t(pair) * DSUF_INTER + first + threadIdx.x / 8] = bf16_bits(__fmul_rn(swiglu(a, b), p.weights[pair]));
+      const float weighted = __fmul_rn(swiglu(a, b), p.weights[pair]);
+      p.inner[int64_t(pair) * DSUF_INTER + first + threadIdx.x / 8] = bf16_bits(weighted);
     }
   }
 }

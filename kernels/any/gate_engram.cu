@@ -3,8 +3,8 @@
 //   m = (sum of h * (q_weight k_weight) * key) * rsqrt(mean(h^2) + eps) * rsqrt(mean(key^2) + eps) / sqrt(dim)
 //   out = bf16(h + sigmoid(sign(m) sqrt(max(|m|, 1e-6))) * value)
 //
-// Shapes: GateEngram, 16-byte aligned rows; `out` may be `streams`. Sums in float64, as in the reference. A block of 256 a
-// stream and row, which reads its channels twice. Padding: zeros.
+// Shapes: GateEngram, 16-byte aligned rows; `out` may be `streams`. Sums in float64, as in the reference. A block of
+// 256 a stream and row, which reads its channels twice. Padding: zeros.
 // Bound: bytes, 2 * (3 * streams + 1) a channel.
 #include "contract.h"
 #include "numeric.cuh"

@@ -4,8 +4,8 @@
 //   codes, scales = fp8(bf16(table[row] * scale))
 //
 // Shapes: GatherEngram; columns = (shifts - 1) * heads, those of two tokens first. Products stay below 2^63. Table rows
-// 8-byte aligned, read where they lie: device memory, or pinned host memory over the bus. A block of 256 a row. Padding:
-// zeros, no table row is read.
+// 8-byte aligned, read where they lie: device memory, or pinned host memory over the bus. A block of 256 a row.
+// Padding: zeros, no table row is read.
 // Bound: bytes, columns * engram dim * 33 / 32 a row (6.3 KB at the released sizes), scattered.
 #include "contract.h"
 #include "numeric.cuh"

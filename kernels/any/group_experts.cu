@@ -1,8 +1,8 @@
 // Sort the (row, pick) pairs of a step by expert, so that each expert in use is read once.
 //
-// Shapes: GroupExperts; experts <= 1024. One block of 1024; a thread an expert walks all pairs, which is meant for the few
-// pairs of a decode step. The order is by expert, then by pair number, whatever the timing. Padding pairs carry a negative
-// expert and are left out.
+// Shapes: GroupExperts; experts <= 1024. One block of 1024; a thread an expert walks all pairs, which is meant for the
+// few pairs of a decode step. The order is by expert, then by pair number, whatever the timing. Padding pairs carry a
+// negative expert and are left out.
 // Bound: latency, one pass over the pairs for the counts and one for the order.
 #include "contract.h"
 

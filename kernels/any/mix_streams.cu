@@ -2,8 +2,8 @@
 //
 //   a = (sum of partial) * rsqrt(mean(h^2) + eps) * scale + base
 //   pre = sigmoid(a[:s]) + hc_eps;  post = 2 sigmoid(a[s:2s]);  comb = sinkhorn(a[2s:])
-//   sinkhorn: softmax over each row, + hc_eps; then columns, and (rows, columns) rounds - 1 times; every division is by a
-//   sum plus hc_eps; ends on columns
+//   sinkhorn: softmax over each row, + hc_eps; then columns, and (rows, columns) rounds - 1 times; every division is
+//   by a sum plus hc_eps; ends on columns
 //
 // Shapes: MixStreams; streams <= 5. A warp a row, lane i * s + j holds comb[i, j]; four rows a block of 128. Padding:
 // zeros. Bound: latency; the partial sums are 8 KB a row at the released sizes.

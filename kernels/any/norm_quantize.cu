@@ -31,7 +31,9 @@ __device__ void norm(const NormQuantize& p) {
 }  // namespace dsuf
 
 extern "C" __global__ void __launch_bounds__(256) norm_dim(const dsuf::NormQuantize p) { dsuf::norm<DSUF_DIM>(p); }
-extern "C" __global__ void __launch_bounds__(256) norm_q_lora(const dsuf::NormQuantize p) { dsuf::norm<DSUF_Q_LORA>(p); }
+extern "C" __global__ void __launch_bounds__(256) norm_q_lora(const dsuf::NormQuantize p) {
+  dsuf::norm<DSUF_Q_LORA>(p);
+}
 extern "C" __global__ void __launch_bounds__(256) norm_head_dim(const dsuf::NormQuantize p) {
   dsuf::norm<DSUF_HEAD_DIM>(p);
 }

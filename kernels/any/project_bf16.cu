@@ -2,9 +2,9 @@
 //
 //   out[r, n] = float32(sum_k w[n, k] * x[r, k]), and its BF16 rounding
 //
-// Shapes: ProjectBf16; an entry a contraction width: project_bf16_dim, project_bf16_head_dim. Rows 16-byte aligned. Each
-// of 8 warps sums every eighth group of 32 on the tensor cores, then the warps are added in order: a row's result depends
-// on nothing but its input. Grid: (ceil(n / 16), ceil(rows / 8)). Padding: zeros.
+// Shapes: ProjectBf16; an entry a contraction width: project_bf16_dim, project_bf16_head_dim. Rows 16-byte aligned.
+// Each of 8 warps sums every eighth group of 32 on the tensor cores, then the warps are added in order: a row's result
+// depends on nothing but its input. Grid: (ceil(n / 16), ceil(rows / 8)). Padding: zeros.
 // Bound: the weights' bytes, 2 * n * k, read once for every eight rows.
 #include "contract.h"
 #include "mma.cuh"

@@ -2,8 +2,8 @@
 //
 //   out[r, g, n] = bf16(sum over blocks b of ws[g, n / 32, b] * (sum over b of w[g, n, k] * x[r, g, k]))
 //
-// Shapes: ProjectGroups; k = heads * head_dim / groups (all heads of the launch). Rows 16-byte aligned, rank a multiple of
-// 16 and a scale block never spans groups (rank a multiple of 32). Sums as in project_fp8. Grid:
+// Shapes: ProjectGroups; k = heads * head_dim / groups (all heads of the launch). Rows 16-byte aligned, rank a multiple
+// of 16 and a scale block never spans groups (rank a multiple of 32). Sums as in project_fp8. Grid:
 // (groups * rank / 16, ceil(rows / 8)), 8 warps. Padding: zeros.
 // Bound: the weights' bytes, heads * head_dim * rank.
 #include "contract.h"

@@ -3,8 +3,8 @@
 //   partial[r, s, o] = sum over split s of fn[o, k] * h[r, k];   partial[r, s, outputs] = sum over split s of h[r, k]^2
 //
 // Shapes: ProjectStreams, 16-byte aligned rows; outputs = (2 + streams) * streams. A split is 256 of the streams * dim
-// values. Grid: (splits, ceil(rows / 8)), 256 threads; a warp takes every eighth output for eight rows. Float32 within a
-// lane and a warp; mix_streams adds the splits in float64. Padding: not read, not written.
+// values. Grid: (splits, ceil(rows / 8)), 256 threads; a warp takes every eighth output for eight rows. Float32 within
+// a lane and a warp; mix_streams adds the splits in float64. Padding: not read, not written.
 // Bound: fn's bytes, 4 * outputs * streams * dim (1.97 MB at the released sizes), read once for every eight rows.
 #include "contract.h"
 #include "numeric.cuh"

@@ -5,8 +5,8 @@
 //   quantize_entry  E2M1 by 16, E4M3 scale   compressed entries
 //
 // Shapes: QuantizeRows. Codes and scales may lie apart or in one packed row (scales = codes + bytes of the codes, both
-// strides the row's). A thread takes eight elements, neighbouring lanes share a group. Grid: (ceil(width / 8 / 256), rows).
-// Padding: without `place` codes, scales and meaning are zero; with `place` nothing is written.
+// strides the row's). A thread takes eight elements, neighbouring lanes share a group. Grid: (ceil(width / 8 / 256),
+// rows). Padding: without `place` codes, scales and meaning are zero; with `place` nothing is written.
 // Bound: bytes, 2 in and about 1 (or 1/2) out an element; at decode sizes the launch.
 #include "contract.h"
 #include "numeric.cuh"

@@ -2,8 +2,8 @@
 //
 //   (x[2i], x[2i+1]) becomes bf16 of the complex product with e^(i * angle), angle = float32(position * frequency[i])
 //
-// Shapes: RotateRows; the rope width is a constant, at most 512 and at most `width`. The angle is rounded to float32 (as
-// released), its cosine and sine come from float64. A block of 256 a row. Padding: not touched, it stays zero.
+// Shapes: RotateRows; the rope width is a constant, at most 512 and at most `width`. The angle is rounded to float32
+// (as released), its cosine and sine come from float64. A block of 256 a row. Padding: not touched, it stays zero.
 // Bound: bytes, 4 a rotated channel; at decode sizes the launch.
 #include "contract.h"
 #include "numeric.cuh"

@@ -1,9 +1,10 @@
 // Choose experts: score = sqrt(softplus(logit)), the best of score + bias, weights normalised without the bias.
 //
-//   weights[i] = score[chosen[i]] / (sum of chosen scores + 1e-20) * route_scale;  chosen ascending, ties to the lower id
+//   weights[i] = score[chosen[i]] / (sum of chosen scores + 1e-20) * route_scale
+//   chosen in ascending order, ties to the lower id
 //
-// Shapes: RouteExperts; experts <= 1024, picks <= 32. A warp a row, four rows a block of 128. Padding: chosen -1, weights
-// zero. Bound: latency; 4 bytes an expert.
+// Shapes: RouteExperts; experts <= 1024, picks <= 32. A warp a row, four rows a block of 128. Padding: chosen -1,
+// weights zero. Bound: latency; 4 bytes an expert.
 #include "contract.h"
 #include "numeric.cuh"
 

@@ -1,8 +1,9 @@
 // The parameter struct of every kernel. dsuf/cuda/contract.py has the same fields in the same order; a test compares.
 //
-// Common to all: `rows` is what the launch covers, `*live` on the device how many of them count. A row at or past `*live`
-// is padding: never read, never routed, written as zero (or not at all, where its place is not its own). Matrices are
-// row-major without gaps unless a stride says otherwise. `bf16` arrays are uint16_t. "May be null" is said where it may.
+// Common to all: `rows` is what the launch covers, `*live` on the device how many of them count. A row at or past
+// `*live` is padding: never read, never routed, written as zero (or not at all, where its place is not its own).
+// Matrices are row-major without gaps unless a stride says otherwise. `bf16` arrays are uint16_t. "May be null" is said
+// where it may.
 #pragma once
 #include <stdint.h>
 

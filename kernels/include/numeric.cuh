@@ -48,6 +48,17 @@ __device__ __forceinline__ float decode_e8m0(uint8_t code) {
   return __uint_as_float(code ? uint32_t(code) << 23 : 0x00400000u);
 }
 
+// Four neighbouring scales in one load, or a single one; the address is aligned to their number.
+template <int kCount>
+__device__ __forceinline__ uint32_t load_scales(const uint8_t* at) {
+  static_assert(kCount == 1 || kCount == 4, "a byte or a word");
+  if constexpr (kCount == 4) return *reinterpret_cast<const uint32_t*>(at);
+  return *at;
+}
+
+// Scale i of those.
+__device__ __forceinline__ float pick_scale(uint32_t scales, int i) { return decode_e8m0(uint8_t(scales >> (8 * i))); }
+
 // Nearest E4M3 of |x| <= 448 up to rounding; the sign of zero is kept.
 __device__ __forceinline__ uint8_t encode_e4m3(float x) {
   return uint8_t(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3));
@@ -129,8 +140,8 @@ __device__ __forceinline__ void store_codes(uint8_t* to, const uint8_t (&codes)[
   }
 }
 
-// Quantise an octet of a group that Quantiser::kGroup / 8 neighbouring lanes hold; all lanes of the warp must come here.
-// Writes the octet's codes, the first lane of a group its scale; `x` becomes what the codes mean.
+// Quantise an octet of a group that Quantiser::kGroup / 8 neighbouring lanes hold; all lanes of the warp must come
+// here. Writes the octet's codes, the first lane of a group its scale; `x` becomes what the codes mean.
 template <class Quantiser>
 __device__ __forceinline__ void quantize_octet(float (&x)[8], bool writes, uint8_t* codes, uint8_t* scales, int octet) {
   float largest = 0.0f;

@@ -20,8 +20,9 @@ from dsuf.types import PrefillRange, Prompt, Sampling, SessionCache, StepPlan, T
 
 WANTED = 24
 PROMPT = 75
-SHORT = [1, 2, 15, 16, 17, 33, 65, 74]
-LENGTHS = [n if n in SHORT else pytest.param(n, marks=pytest.mark.full) for n in range(1, PROMPT)]
+SHORT = [1, 2, 16, 17, 33, 65]
+FULL = pytest.mark.full
+LENGTHS = [n if n in SHORT else pytest.param(n, marks=FULL) for n in range(1, PROMPT)]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ async def test_restored_in_the_middle_of_a_replay_is_as_cold(
 @pytest.mark.parametrize(
     ("length", "less"),
     [
-        (length, less) if (length + less) % 12 == 4 else pytest.param(length, less, marks=pytest.mark.full)
+        (length, less) if (length + less) % 12 == 4 else pytest.param(length, less, marks=FULL)
         for length in (33, 48, 64, 65)
         for less in range(1, 17)
     ],
@@ -145,7 +146,9 @@ async def test_the_same_prompt_again_computes_its_last_token(
     assert await run_from(engine, ids[:length], kept) == run_cold(engine, ids[:length])
 
 
-@pytest.mark.parametrize(("drafts", "max_tokens"), [(0, 1), (0, 2), (5, 19), (3, 20)])
+@pytest.mark.parametrize(
+    ("drafts", "max_tokens"), [(0, 1), (5, 19), pytest.param(0, 2, marks=FULL), pytest.param(3, 20, marks=FULL)]
+)
 async def test_the_end_of_a_turn_by_length(
     model: Model, ids: I64, head: HeadDrafter, drafts: int, max_tokens: int
 ) -> None:
@@ -160,7 +163,7 @@ async def test_the_end_of_a_turn_by_length(
     assert await run_from(engine, following, kept, drafts) == run_cold(engine, following, drafts)
 
 
-@pytest.mark.parametrize("drafts", [0, 5])
+@pytest.mark.parametrize("drafts", [pytest.param(0, marks=FULL), 5])
 async def test_the_end_of_a_turn_by_the_end_of_sentence(model: Model, ids: I64, head: HeadDrafter, drafts: int) -> None:
     engine = make_engine(model, head=head)
     expected, _ = run_cold(engine, ids[:41])
@@ -177,7 +180,7 @@ async def test_the_end_of_a_turn_by_the_end_of_sentence(model: Model, ids: I64, 
     assert await run_from(engine, following, kept, drafts) == run_cold(engine, following, drafts)
 
 
-@pytest.mark.parametrize("drafts", [0, 5])
+@pytest.mark.parametrize("drafts", [pytest.param(0, marks=FULL), 5])
 @pytest.mark.parametrize("cut", [7])
 async def test_a_reply_cut_by_a_stop_string(model: Model, ids: I64, head: HeadDrafter, drafts: int, cut: int) -> None:
     """The engine went on behind the cut; what the client sends back does not."""
@@ -192,7 +195,7 @@ async def test_a_reply_cut_by_a_stop_string(model: Model, ids: I64, head: HeadDr
     assert await run_from(engine, following, kept, drafts) == run_cold(engine, following, drafts)
 
 
-@pytest.mark.parametrize("prefill", ["exact", "replay"])
+@pytest.mark.parametrize("prefill", ["exact", pytest.param("replay", marks=FULL)])
 async def test_a_seeded_reply_with_drafts_is_as_cold(
     model: Model, ids: I64, head: HeadDrafter, prefill: PrefillMode
 ) -> None:
@@ -237,7 +240,9 @@ def run_model(model: Model, prompt: I64, decoded: I64, following: I64) -> F32:
     return np.stack(rows)
 
 
-@pytest.mark.parametrize(("prompt", "rest"), [(33, 9), (33, 30), (65, 17)])
+@pytest.mark.parametrize(
+    ("prompt", "rest"), [(33, 30), pytest.param(33, 9, marks=FULL), pytest.param(65, 17, marks=FULL)]
+)
 @pytest.mark.parametrize("less", [0, 5])
 async def test_after_a_replay_it_is_a_run_with_the_same_replays(
     model: Model, ids: I64, prompt: int, rest: int, less: int

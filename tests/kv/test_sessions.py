@@ -276,7 +276,7 @@ async def test_one_flipped_bit_in_any_part_is_a_miss(model: Model, ids: I64) -> 
     await engine.close()
 
 
-@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("drafts", [pytest.param(0, marks=pytest.mark.full), 3])
 async def test_conversations_at_once_are_as_cold_whatever_is_evicted(
     model: Model, small_checkpoint: Path, ids: I64, drafts: int
 ) -> None:

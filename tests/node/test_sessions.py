@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.node.process import Process, serving
 
-QUESTION = "Name seven rivers and say where each of them begins. " * 12
+QUESTION = "Name seven rivers and say where each of them begins. " * 8
 
 
 def ask(server: Process, messages: list[dict[str, str]], **fields: object) -> tuple[str, dict[str, int], int]:

@@ -1,14 +1,16 @@
 """The command line: `python -m dsuf SUBCOMMAND`, which `bin/dsuf` and `bin/serve` run.
 
-Each subcommand is a module with `add_arguments(parser)` and `run(args) -> int`. Exit codes: 0 done, 1 a check failed,
-2 wrong use or bad input (one line says which), 130 interrupted.
+Each subcommand is a module with `add_arguments(parser)` and `run(args) -> int`. Exit codes: 0 done, 1 a check failed
+or the output cannot be written, 2 wrong use or bad input (one line says which), 130 interrupted.
 """
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
@@ -53,16 +55,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # Before NumPy is loaded: its threads wait for each other by spinning, so one core is left to everything else.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) - 1)))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold bytes that are no text
     try:
-        return _run(arguments)
-    except (CommandError, CheckpointError) as error:
-        print(f"dsuf: {error}", file=sys.stderr)
-        return 2
+        try:
+            return _run(arguments)
+        except (CommandError, CheckpointError) as error:
+            _complain(str(error))
+            return 2
+        finally:
+            _flush()  # also where argparse leaves; a failure while Python shuts down could not be told in one line
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader of our output has gone, `head` for instance. Python would complain again while it shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if not _drop_output():
+            raise
+        if not isinstance(error, BrokenPipeError):  # a reader that has gone, `head` for instance, knows that it has
+            _complain(f"the output cannot be written: {error.strerror}")
         return 1
 
 
@@ -97,6 +106,29 @@ def _run(arguments: list[str]) -> int:
 def _load(name: str) -> ModuleType:
     """Import the module of one subcommand: the only late import of the project, since `--help` must not load NumPy."""
     return importlib.import_module(name)
+
+
+def _complain(text: str) -> None:
+    """Print what is wrong, where that can be printed; the exit code tells it in any case."""
+    with suppress(OSError):
+        print(f"dsuf: {text}", file=sys.stderr)
+
+
+def _flush() -> None:
+    """Write the buffered output; there is none of it where standard output was closed before the start."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _drop_output() -> bool:
+    """Whether output fails, which one more line tells; what is buffered is dropped then, or would fail at the end."""
+    try:
+        print(flush=True)
+    except OSError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return True
+    return False
 
 
 if __name__ == "__main__":

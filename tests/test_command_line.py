@@ -1,8 +1,10 @@
 """`python -m dsuf`: exit codes, one-line errors, help that reads well and is quick."""
 
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -11,6 +13,7 @@ import dsuf.__main__ as command_line
 from dsuf import __version__, doctor
 from dsuf.errors import CheckpointError, CommandError
 
+ROOT = Path(__file__).parents[1]
 NAMES = [command.name for command in command_line.COMMANDS]
 
 
@@ -117,6 +120,44 @@ def test_closed_pipe_is_quiet() -> None:
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr == ""
     assert len(done.stdout) == 1
+
+
+PLAN = "weights plan --config dsuf/checkpoint/released/config.json"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", ["serve --print-config", PLAN])
+def test_output_that_cannot_be_written_is_one_line(arguments: str, unbuffered: str) -> None:
+    """A full disk, met while printing or only when the rest is flushed."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dsuf", *arguments.split()], cwd=ROOT, stdout=full, stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered}, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "dsuf: the output cannot be written: No space left on device\n")
+
+
+def test_an_error_of_another_file_is_not_taken_for_the_outputs(fake_doctor: ModuleType) -> None:
+    """It is a fault of ours, and keeps its traceback."""
+    with pytest.raises(OSError, match="of another file"):
+        run_fake(fake_doctor, OSError(28, "of another file"))
+
+
+def test_a_closed_output_is_no_error() -> None:
+    """As `>&-` leaves it: there is nothing to write to."""
+    shell = f"{sys.executable} -m dsuf serve --print-config >&-"
+    assert subprocess.run(["bash", "-c", shell], cwd=ROOT, stderr=subprocess.PIPE, timeout=60, check=True).stderr == b""
+
+
+def test_a_name_that_is_no_text_is_printed(tmp_path: Path) -> None:
+    """Any bytes can be a folder's name."""
+    folder = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "dsuf", "serve", "--print-config", "--model", folder],
+        cwd=ROOT, capture_output=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert b"\\udcff" in done.stdout and done.stderr == b""
 
 
 def test_doctor_reports_every_probe(capsys: pytest.CaptureFixture[str]) -> None:

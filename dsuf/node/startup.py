@@ -1,5 +1,6 @@
 """What a node prints while it starts: a line a step with its time, then how to talk to it."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ class Startup:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
         self._started_s = time.monotonic()
+        self._broken = False
         self.say(f"dsuf {dsuf.__version__}, serving DeepSeek-V4.1-Flash")
 
     @contextmanager
@@ -31,9 +33,15 @@ class Startup:
         self.say(f"ready in {time.monotonic() - self._started_s:.2f} s\n\n{describe_use(url, settings)}\n")
 
     def say(self, text: str) -> None:
-        """Print `text`."""
-        with suppress(OSError):
+        """Print `text`. Where that fails, so would all that follows: nothing is printed any more."""
+        if self._broken:
+            return
+        try:
             print(text, file=self._stream, flush=True)
+        except OSError:
+            self._broken = True
+            with suppress(OSError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())  # what is buffered would fail again as Python ends
 
 
 def describe_use(url: str, settings: Settings) -> str:

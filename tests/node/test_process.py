@@ -6,11 +6,13 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tests.node.process import ROOT, serving_script
+from tests.node.rig import write_script
 
 SLOW = {"reply": "one two three four five six seven eight nine ten", "step_s": 0.1}
 
@@ -53,6 +55,38 @@ def test_a_taken_port_is_one_line_and_exit_code_2(model_dir: Path, tmp_path: Pat
         )  # fmt: skip
     assert done.returncode == 2
     assert (done.stdout, done.stderr) == ("", f"dsuf: cannot listen on 127.0.0.1 port {port}: the port is in use\n")
+
+
+def test_output_that_cannot_be_written_does_not_end_a_server(model_dir: Path, tmp_path: Path) -> None:
+    script = str(write_script(tmp_path, []))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dsuf", "serve", "--port", str(port), "--model", str(model_dir),
+             "--engine", "scripted", "--script", script],
+            cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    try:
+        wait_ready(port)
+        process.send_signal(signal.SIGTERM)
+        errors = process.communicate(timeout=20)[1]
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert all(line.startswith("{") for line in errors.splitlines()), errors
+
+
+def wait_ready(port: int) -> None:
+    """Ask until the server on `port` is ready."""
+    for _ in range(200):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError("not ready in time")
 
 
 def test_a_signal_while_loading_does_not_wait_for_the_weights(model_dir: Path) -> None:

@@ -8,6 +8,7 @@ import argparse
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -104,8 +105,18 @@ def _run(arguments: list[str]) -> int:
 
 
 def _load(name: str) -> ModuleType:
-    """Import the module of one subcommand: the only late import of the project, since `--help` must not load NumPy."""
-    return importlib.import_module(name)
+    """Import the module of one subcommand: the only late import of the project, since `--help` must not load NumPy.
+
+    Ctrl-C ends the process at once here, where nothing has begun. Compiled modules would turn its exception into an
+    `ImportError`, or print it and go on.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return importlib.import_module(name)
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        return importlib.import_module(name)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _complain(text: str) -> None:

@@ -1,6 +1,7 @@
 """`python -m dsuf`: exit codes, one-line errors, help that reads well and is quick."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -54,6 +55,40 @@ def test_error_is_one_line(fake_doctor: ModuleType, kind: type[Exception], capsy
 def test_interrupt(fake_doctor: ModuleType) -> None:
     """Ctrl-C."""
     assert run_fake(fake_doctor, KeyboardInterrupt()) == 130
+
+
+LOADING = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except BaseException:
+    raise ImportError("as compiled modules do") from None
+"""
+
+
+@pytest.mark.parametrize(("ignored", "code"), [(False, 130), (True, 7)])
+def test_interrupt_while_modules_load(ignored: bool, code: int, tmp_path: Path) -> None:
+    """Ctrl-C during the first moments: the same code, no traceback; a process that ignores it goes on."""
+    tail = "def add_arguments(parser): pass\ndef run(args): return 7\n"
+    (tmp_path / "loading.py").write_text(f'"""A module."""\n{LOADING}\n{tail}')
+    lines = (
+        "import signal, sys, dsuf.__main__ as m",
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)" if ignored else "",
+        "m.COMMANDS = (m.Command('serve', '', 'loading'),)",
+        "sys.exit(m.main(['serve']))",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_interrupt_after_modules_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it is an exception again, which lets what has begun end."""
+    monkeypatch.setattr(command_line.importlib, "import_module", lambda name: ModuleType(name))
+    command_line._load("anything")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_fault_of_ours_keeps_its_traceback(fake_doctor: ModuleType) -> None:

@@ -198,10 +198,11 @@ class Ticket(Protocol):
     def __aiter__(self) -> AsyncIterator[StepResult]:
         """Results in order. Results with no ids report prefill progress."""
 
-    def cancel(self, reason: Literal["abort", "stop"] = "abort") -> None:
+    def cancel(self, reason: Literal["abort", "stop"] = "abort", used_tokens: int | None = None) -> None:
         """Leave, at any stage; idempotent. All that the turn holds is freed before the next step but one.
 
-        `reason` is for the record: the client left, or the reply is complete (a stop string).
+        `reason` is for the record: the client left, or the reply is complete (a stop string); so is `used_tokens`, how
+        many of the generated tokens the reply has, where that is not all.
         """
 
 

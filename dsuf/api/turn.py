@@ -96,7 +96,8 @@ async def _relay(ticket: Ticket, reader: Reader, exchange: Exchange) -> AsyncGen
             _note(exchange, result)
             events += reader.feed(result.ids)
             if reader.finished:
-                ticket.cancel("stop")  # a stop string: what else the engine makes is not wanted
+                # A stop string: what else the engine makes, or has made in this step, is not wanted.
+                ticket.cancel("stop", reader.completion_tokens)
             if reader.finished or result.finish is not None:
                 yield events + reader.finish(result.finish or "stop")
                 return

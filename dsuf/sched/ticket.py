@@ -32,6 +32,7 @@ class TurnTicket:
         self.latest_s = now_s
         self.failed = False
         self._prompt_usage: Usage | None = None
+        self._used_tokens: int | None = None
         self._told = False
         self._results: deque[StepResult] = deque()
         self._error: RequestError | None = None
@@ -45,10 +46,14 @@ class TurnTicket:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far; the prompt's are as the first result said, or else computed where not taken over."""
+        """Tokens of the reply so far; the prompt's are as the first result said, or else computed where not taken over.
+
+        `generated_tokens` can be more: those that the engine made, and holds in its cache.
+        """
         computed = self.prefilled_tokens - self.host_tokens
         prompt = self._prompt_usage or Usage(host_tokens=self.host_tokens, computed_tokens=computed)
-        return msgspec.structs.replace(prompt, completion_tokens=self.generated_tokens)
+        used = self.generated_tokens if self._used_tokens is None else self._used_tokens
+        return msgspec.structs.replace(prompt, completion_tokens=used)
 
     def begin(self, now_s: float) -> None:
         """The engine holds the turn."""
@@ -85,10 +90,11 @@ class TurnTicket:
         self._error = error
         self._news.set()
 
-    def cancel(self, reason: Literal["abort", "stop"] = "abort") -> None:
+    def cancel(self, reason: Literal["abort", "stop"] = "abort", used_tokens: int | None = None) -> None:
         """Leave, at any stage; a reader that waits sees the end. Idempotent."""
         if self.stage == "gone":
             return
+        self._used_tokens = used_tokens
         self._on_leave(self, reason)
         self.stage = "gone"
         self._results.clear()

@@ -34,6 +34,7 @@ class ScriptedTicket:
         self.script = list(script)
         self.cancelled = asyncio.Event()
         self.reason: str | None = None
+        self.used_tokens: int | None = None
         self.given = 0
         self.ended = False
 
@@ -52,8 +53,9 @@ class ScriptedTicket:
                 self.ended = step.finish is not None
                 yield step
 
-    def cancel(self, reason: str = "abort") -> None:
-        self.reason = self.reason or reason
+    def cancel(self, reason: str = "abort", used_tokens: int | None = None) -> None:
+        if self.reason is None:
+            self.reason, self.used_tokens = reason, used_tokens
         self.cancelled.set()
 
 

@@ -50,6 +50,14 @@ async def test_a_stop_string_ends_the_turn_as_a_stop(rig: Rig) -> None:
     assert rig.submit.last.reason == "stop"
 
 
+async def test_a_stop_string_within_a_step_leaves_the_rest_of_it_out_of_the_count(rig: Rig) -> None:
+    ids = rig.vocabulary.encode("Hm.</think>Hi STOP and more")
+    rig.play(ids, " never read")
+    reply = await (await rig.chat(stop="STOP")).json()
+    used = reply["usage"]["completion_tokens"]
+    assert 0 < used < len(ids) and rig.submit.last.used_tokens == used
+
+
 async def test_stream_chat(rig: Rig) -> None:
     rig.play("Hm.</think>Hi", " there", prefilled=True)
     response = await rig.chat(stream=True, stream_options={"include_usage": True})

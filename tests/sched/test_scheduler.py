@@ -287,6 +287,21 @@ async def test_a_reply_that_was_complete_early_is_not_counted_as_left() -> None:
     assert 'dsuf_requests_finished_total{finished_reason="abort"} 1.0' in text
 
 
+async def test_tokens_behind_a_stop_string_are_not_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dsuf")
+    async with serving(make_engine(Rule(reply="x" * 50, tokens_per_step=8))) as scheduler:
+        ticket = scheduler.submit(make_turn("a"))
+        steps = aiter(ticket)
+        while ticket.generated_tokens < 9:
+            await anext(steps)
+        ticket.cancel("stop", used_tokens=3)
+        assert ticket.generated_tokens > 3
+        text = scheduler._metrics.render().decode()
+    assert "dsuf_generation_tokens_total 3.0" in text
+    (ended,) = [record for record in caplog.records if record.getMessage() == "turn ended"]
+    assert ended.fields["completion_tokens"] == 3 and ended.fields["reason"] == "stop"  # type: ignore[attr-defined]
+
+
 async def test_whatever_happens_every_turn_ends_and_nothing_stays() -> None:
     """Readers that leave, prompts that make the engine raise, steps over the deadline, all at once."""
     chance = random.Random(11)

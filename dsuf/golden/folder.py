@@ -31,6 +31,9 @@ class Case:
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
+    def __len__(self) -> int:
+        return len(self._tensors)
+
     def __getitem__(self, name: str) -> Array:
         """Tensor `name` as stored."""
         self._used.add(name)

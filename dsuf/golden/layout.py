@@ -5,7 +5,7 @@ A file that passes can be computed with: no id, expert or entry in it is out of 
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -32,6 +32,7 @@ class Line(NamedTuple):
     kind: str
     axes: tuple[str, ...]
     required: bool
+    promised: bool
 
 
 def _read_table() -> dict[str, list[Line]]:
@@ -44,13 +45,16 @@ def _read_table() -> dict[str, list[Line]]:
             sections |= dict.fromkeys(text[1:-1].split(", "), lines)
         elif text and not text.startswith("#"):
             name, kind, *axes = text.split()
-            lines.append(Line(name.removeprefix("!"), kind, tuple(axes), name.startswith("!")))
+            lines.append(Line(name.lstrip("!?"), kind, tuple(axes), name.startswith("!"), not name.startswith("?")))
     return sections
 
 
 _SECTIONS = _read_table()
+_FLAVOURS: tuple[ArithmeticName, ...] = get_args(ArithmeticName)
+_INPUT_LAYERS = (0, 2)
+"""Layers of a trace that promise the inputs of their attention and their experts."""
 CASES = (
-    "engram_hash", "primitives", *(f"trace_{flavour}" for flavour in get_args(ArithmeticName)),
+    "engram_hash", "primitives", *(f"trace_{flavour}" for flavour in _FLAVOURS),
     "text_full", "text_long", "short", "decode", "greedy", "dspark", "vision",
 )  # fmt: skip
 """Names of case files, without their ending."""
@@ -67,6 +71,36 @@ def check_case(name: str, tensors: Tensors, config: ModelConfig) -> None:
             _check_section(name, tensors, _config_sizes(config), config)
     except CheckpointError as error:
         raise CheckpointError(f"{name}.safetensors: {error}") from error
+
+
+def missing_tensors(name: str, tensors: Collection[str], config: ModelConfig) -> list[str]:
+    """What the format promises of a file of case `name`, and `tensors` does not have: names, or groups of primitives.
+
+    A flavour of which the file has nothing is not promised.
+    """
+    if name == "primitives":
+        return [group for group, there in (*primitive_groups(iter(tensors)).items(), _pictures(tensors)) if not there]
+    if name.startswith("trace_"):
+        sections = [("trace", ""), *_trace_sections(config)]
+    else:
+        sections = [(name, "")] if name in _SECTIONS else []
+    endings = {tensor.rsplit(".", 1)[-1] for tensor in tensors}
+    flavours = [flavour for flavour in _FLAVOURS if flavour in endings]
+    lines = [
+        (line, prefix) for section, prefix in sections for line in _SECTIONS[section] if _is_promised(line, config)
+    ]
+    promised = [prefix + spelt for line, prefix in lines for spelt in _spell_out(line.name, config, flavours)]
+    return [tensor for tensor in promised if tensor not in tensors]
+
+
+def _is_promised(line: Line, config: ModelConfig) -> bool:
+    """Whether a file has what `line` names; without a draft head there is no input of one."""
+    return line.promised and (config.n_mtp_layers > 0 or "M" not in line.axes)
+
+
+def _pictures(tensors: Collection[str]) -> tuple[str, bool]:
+    """The group of primitives that has no section, since it is not compared yet."""
+    return "vision_rope", any(name.startswith("vision_rope.") for name in tensors)
 
 
 def primitive_groups(names: Iterator[str]) -> dict[str, bool]:
@@ -88,14 +122,22 @@ def _config_sizes(c: ModelConfig) -> Sizes:
 def _check_trace(tensors: Tensors, c: ModelConfig) -> None:
     sizes = _config_sizes(c)
     _check_section("trace", tensors, sizes, c)
+    for section, prefix in _trace_sections(c):
+        entries = sizes["T"] // max(1, c.ratio(int(prefix.split(".")[1])))
+        _check_section(section, tensors, sizes | {"C": entries}, c, prefix)
+
+
+def _trace_sections(c: ModelConfig) -> list[tuple[str, str]]:
+    """The sections of a trace that each layer has, and the prefix of their names."""
+    found = []
     for layer in range(c.n_layers):
         parts = {
-            "layer": True, "engram": layer in c.engram_layer_ids, "full": c.mode(layer) == "full",
-            "indexed": c.mode(layer) in ("full", "reindex"), "candidates": layer == c.candidate_source_layer,
+            "layer": True, "inputs": layer in _INPUT_LAYERS, "engram": layer in c.engram_layer_ids,
+            "full": c.mode(layer) == "full", "indexed": c.mode(layer) in ("full", "reindex"),
+            "candidates": layer == c.candidate_source_layer,
         }  # fmt: skip
-        own = sizes | {"C": sizes["T"] // max(1, c.ratio(layer))}
-        for part in (part for part, has in parts.items() if has):
-            _check_section(f"trace {part}", tensors, own, c, f"layers.{layer}.")
+        found += [(f"trace {part}", f"layers.{layer}.") for part, has in parts.items() if has]
+    return found
 
 
 def _check_primitives(tensors: Tensors, config: ModelConfig) -> None:
@@ -107,7 +149,7 @@ def _check_primitives(tensors: Tensors, config: ModelConfig) -> None:
 def _check_section(section: str, tensors: Tensors, sizes: Sizes, config: ModelConfig, prefix: str = "") -> None:
     """Check every line of `section`; `sizes` learns the letters that it did not know."""
     for line in _SECTIONS[section]:
-        names = [prefix + name for name in _spell_out(line.name, config)]
+        names = [prefix + name for name in _spell_out(line.name, config, _FLAVOURS)]
         if line.required and names[0] not in tensors:
             raise CheckpointError(f"missing tensor {names[0]}")
         for name in (name for name in names if name in tensors):
@@ -116,14 +158,10 @@ def _check_section(section: str, tensors: Tensors, sizes: Sizes, config: ModelCo
                 raise CheckpointError(f"tensor {show(name)}: {fault}")
 
 
-def _spell_out(name: str, config: ModelConfig) -> list[str]:
-    """The names that a line stands for."""
+def _spell_out(name: str, config: ModelConfig, flavours: Collection[str]) -> list[str]:
+    """The names that a line stands for, in `flavours`."""
     stages = [name.replace("#", str(stage)) for stage in range(config.n_mtp_layers)] if "#" in name else [name]
-    return (
-        [stage.replace("*", flavour) for stage in stages for flavour in get_args(ArithmeticName)]
-        if "*" in name
-        else stages
-    )
+    return [stage.replace("*", flavour) for stage in stages for flavour in flavours] if "*" in name else stages
 
 
 def _find_fault(line: Line, tensor: Array, sizes: Sizes) -> str:

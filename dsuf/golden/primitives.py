@@ -35,8 +35,6 @@ def compare_primitives(report: Report, case: Case, config: ModelConfig) -> None:
     for group, there in primitive_groups(iter(case)).items():
         if there:
             COMPARISONS[group](report, case, group, config)
-        else:
-            report.set_apart(case.name, "", group, "absent")
     pictures = [name for name in case if name.startswith("vision_rope.")]
     if pictures:
         report.set_apart(case.name, "", "vision_rope", "not yet", f"{len(pictures)} tensors")

@@ -17,6 +17,7 @@ class Report:
         self._stream = stream
         self._started_s = time.monotonic()
         self._failures: list[str] = []
+        self._missing: list[str] = []
         self._held = 0
         self._apart = {"absent": 0, "not yet": 0, "not compared": 0}
         self._headed = False
@@ -47,15 +48,22 @@ class Report:
         self._apart[verdict] += 1
         self._row(case, flavour, item, shown, "", verdict)
 
+    def miss(self, case: str, flavour: str, item: str) -> None:
+        """A row for what should have been there to compare with: absent, and not in order."""
+        self._missing.append(" ".join(filter(None, (case, flavour, item))))
+        self.set_apart(case, flavour, item, "absent")
+
     @property
     def exit_code(self) -> int:
-        """0 if something was compared and all of it holds, else 1."""
-        return 0 if self._held and not self._failures else 1
+        """0 if something was compared, all of it holds and nothing was missed, else 1."""
+        return 0 if self._held and not self._failures and not self._missing else 1
 
     def close(self) -> None:
-        """Name the rows that failed, then the totals."""
+        """Name the rows that failed and what was missed, then the totals."""
         for failure in self._failures:
             self._write(f"FAIL {failure}")
+        for missing in self._missing:
+            self._write(f"ABSENT {missing}")
         apart = "".join(f", {count} {word}" for word, count in self._apart.items() if count)
         took_s = time.monotonic() - self._started_s
         self._write(f"golden: {self._held} rows hold, {len(self._failures)} fail{apart} ({took_s:.0f} s)")

@@ -8,7 +8,7 @@ from dsuf.checkpoint.token_map import TokenMap
 from dsuf.golden.draft import DraftComparison
 from dsuf.golden.folder import FLAVOURS, Case, Folder
 from dsuf.golden.hashes import compare_hashes
-from dsuf.golden.layout import CASES
+from dsuf.golden.layout import CASES, missing_tensors
 from dsuf.golden.primitives import compare_primitives
 from dsuf.golden.report import Report
 from dsuf.golden.session import Session
@@ -46,6 +46,8 @@ def compare_folder(folder: Folder, report: Report, chosen: Container[str], flavo
     for name in CASES:
         if name not in folder.cases and name in chosen:
             report.set_apart(name, "", "", "absent")
+        elif name in chosen:
+            _name_missing(folder, report, folder.cases[name], flavours)
     if "engram_hash" in folder.cases and "engram_hash" in chosen:
         compare_hashes(report, folder)
     if "primitives" in folder.cases and "primitives" in chosen:
@@ -75,6 +77,16 @@ def _compare_flavour(folder: Folder, report: Report, chosen: Container[str], fla
         if name in cases:
             compare(session, cases[name])
     session.judge_pool()
+
+
+def _name_missing(folder: Folder, report: Report, case: Case, flavours: Container[str]) -> None:
+    """A row for each tensor that `case` lacks though the format promises it, in the flavours asked for."""
+    for name in missing_tensors(case.name, case, folder.config):
+        item, _, ending = name.rpartition(".")
+        of_trace = case.name.removeprefix("trace_")
+        flavour = next((one for one in FLAVOURS if one in (of_trace, ending)), "")
+        if not flavour or flavour in flavours:
+            report.miss(case.name, flavour, item if ending == flavour else name)
 
 
 def _name_unused(folder: Folder, report: Report, chosen: Container[str], flavours: Container[str]) -> None:

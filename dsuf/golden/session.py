@@ -32,9 +32,9 @@ class Session:
         return Draft(WeightSource(Checkpoint.open(self.folder.checkpoint).tensor), self.model)
 
     def has(self, case: Case, name: str) -> bool:
-        """Whether `case` has tensor `name` in this flavour; an absent one gets a row that says so."""
+        """Whether `case` has tensor `name` in this flavour; a row says so if it has nothing of this flavour."""
         there = f"{name}.{self.flavour}" in case
-        if not there:
+        if not there and not any(one.endswith(f".{self.flavour}") for one in case):
             self.report.set_apart(case.name, self.flavour, name, "absent")
         return there
 

@@ -193,8 +193,10 @@ def _trace(model: Model, ids: I64) -> dict[str, Array]:
             entries = slice(len(ids) // config.ratio(layer))
             trace[f"{name}compressed_kv"] = _store(model, cache.entries[layer].read(entries).astype(np.float32))
             trace[f"{name}index_k"] = _store(model, cache.index_keys[layer].read(entries).astype(np.float32))
-        if layer == config.candidate_source_layer and segment.candidates is not None:
-            trace[f"{name}candidates"] = segment.candidates.astype(np.uint8)
+        if layer == config.candidate_source_layer:
+            entries = len(ids) // config.ratio(layer)
+            every = np.ones((len(ids), entries), np.uint8)  # recorded too where there is nothing to leave out
+            trace[f"{name}candidates"] = every if segment.candidates is None else segment.candidates.astype(np.uint8)
     return trace | {recorded_name(name): _as_recorded(model, name, value) for name, value in observer.seen.items()}
 
 

@@ -409,3 +409,54 @@ def test_what_is_missing_or_unknown_is_named(copied: Path, capsys: Capture) -> N
     assert ["vision", "1", "tensors", "not", "yet"] in printed
     assert out.splitlines()[-1].startswith("golden: ")
     assert "0 fail, 2 absent, 1 not yet, 2 not compared" in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("case", "flavour", "dropped"),
+    [
+        ("trace_official", "official", "layers.4.ffn_out"),
+        ("trace_official", "official", "layers.0.attn_in"),
+        ("trace_fp32", "fp32", "layers.2.ffn_in"),
+        ("trace_fp32", "fp32", "layers.5.candidates"),
+        ("trace_fp32", "fp32", "layers.7.index_margin"),
+        ("trace_fp32", "fp32", "layers.1.engram_hash_ids"),
+        ("greedy", "fp32", "greedy_ids"),
+        ("text_full", "fp32", "main_hidden"),
+        ("decode", "fp32", "logits.as_released"),
+        ("dspark", "fp32", "last_step_stage1_h"),
+    ],
+)
+def test_a_promised_tensor_that_is_missing_is_a_fault(
+    copied: Path, case: str, flavour: str, dropped: str, capsys: Capture
+) -> None:
+    name = dropped if case.startswith("trace_") else f"{dropped}.{flavour}"
+    change(copied, case, **{name: None})
+    code, out = compare(copied, capsys, "--case", case, "--flavour", flavour)
+    assert code == 1
+    assert [case, flavour, dropped, "absent"] in [line.split() for line in out.splitlines()]
+    assert f"ABSENT {case} {flavour} {dropped}" in out.splitlines()
+    assert "0 fail, 1 absent" in out.splitlines()[-1]
+
+
+def test_a_renamed_tensor_is_missing_and_unknown(copied: Path, capsys: Capture) -> None:
+    values = read_safetensors(copied / "cases" / "short.safetensors")["last_logits.fp32"]
+    change(copied, "short", **{"last_logits.fp32": None, "logits_last.fp32": np.array(values)})
+    code, out = compare(copied, capsys, "--case", "short")
+    assert code == 1
+    assert "0 fail, 1 absent, 1 not compared" in out.splitlines()[-1]
+
+
+def test_a_missing_tensor_of_another_flavour_does_not_matter(copied: Path, capsys: Capture) -> None:
+    change(copied, "greedy", **{"greedy_ids.fp32q": None})
+    code, out = compare(copied, capsys, "--case", "greedy", "--flavour", "fp32")
+    assert (code, "absent" in out) == (0, False)
+
+
+def test_a_missing_group_of_primitives_is_a_fault(reduced: Path, tmp_path: Path, capsys: Capture) -> None:
+    shutil.copytree(reduced / "cases", tmp_path / "cases")
+    (tmp_path / "tiny").symlink_to(reduced / "tiny")
+    names = read_safetensors(tmp_path / "cases" / "primitives.safetensors")
+    change(tmp_path, "primitives", **{name: None for name in names if name.startswith(("fp8.", "vision_rope."))})
+    code, out = compare(tmp_path, capsys, "--case", "primitives")
+    assert code == 1
+    assert {"ABSENT primitives fp8", "ABSENT primitives vision_rope"} <= set(out.splitlines())

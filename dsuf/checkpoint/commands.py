@@ -29,16 +29,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     plan.add_argument("--config", metavar="FILE", type=Path, required=True, help="config.json, nested or flat form")
     verify = actions.add_parser("verify", help="check a checkpoint directory", allow_abbrev=False)
-    verify.add_argument("directory", metavar="DIR", type=Path, help="holds config.json, the index and the shards")
+    verify.add_argument("directory", metavar="DIR", type=_directory, help="holds config.json, the index and the shards")
     verify.add_argument(
         "--digests", metavar="FILE", type=Path, help="SHA-256 digests, a line a file as sha256sum has them"
     )
     fetch = actions.add_parser("fetch", help="download a release, or go on doing so", allow_abbrev=False)
     fetch.add_argument("repo", metavar="REPO", nargs="?", default=RELEASE, help=f"default: {RELEASE}")
-    fetch.add_argument("directory", metavar="DIR", type=Path, help="where the files go; made if it is not there")
+    fetch.add_argument("directory", metavar="DIR", type=_directory, help="where the files go; made if it is not there")
     fetch.add_argument("--revision", metavar="R", help="branch, tag or commit (default: one that is known to work)")
     fetch.add_argument("--endpoint", metavar="URL", help="another server that speaks the hub's protocol")
     fetch.add_argument("--jobs", metavar="N", type=int, default=4, help="files downloaded at once (default: 4)")
+
+
+def _directory(text: str) -> Path:
+    """`text` as a path; nothing at all, as an unset variable in a script gives it, is not the current directory."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    return Path(text)
 
 
 def run(args: argparse.Namespace) -> int:

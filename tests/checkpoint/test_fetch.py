@@ -163,3 +163,16 @@ def test_disk_too_small(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert usage.f_bavail > 0
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     assert run(hub, tmp_path) == 2
+
+
+@pytest.mark.parametrize("arguments", [[""], [REPO, ""], [REPO, " "]])
+def test_no_directory_is_not_the_current_one(
+    hub: Hub, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["weights", "fetch", *arguments, "--endpoint", hub.url])
+    assert caught.value.code == 2
+    captured = capsys.readouterr()
+    assert "DIR: is empty" in captured.err and captured.err.count("\n") == 1
+    assert (hub.requests, kept(tmp_path)) == ([], {})

@@ -44,6 +44,8 @@ EMBEDDED = ModelConfig(
 _EMBEDDED_SEED = 1
 _EDITION = 1  # part of the folder's name: count up when the same configuration should give other bytes
 _STALE_S = 3600.0
+_UNFINISHED: set[Path] = set()
+_DISCARD_TRIES = 5
 
 
 def write_synthetic(directory: Path, config: ModelConfig, seed: int, tokenizer: bytes, n_shards: int = 2) -> None:
@@ -69,16 +71,27 @@ def ensure_embedded(cache_dir: Path) -> Path:
         cache_dir.mkdir(parents=True, exist_ok=True)
         _remove_stale(cache_dir)
         made = Path(tempfile.mkdtemp(prefix=".embedded-", dir=cache_dir))
+        _UNFINISHED.add(made)
         try:
             tokenizer = cut_tokenizer(RELEASED / "tokenizer.json", EMBEDDED.vocab_size)
             write_synthetic(made, EMBEDDED, _EMBEDDED_SEED, tokenizer)
             _sync(made)
             _put(made, place)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            _remove(made)
+            _UNFINISHED.discard(made)
     except OSError as error:
         raise CheckpointError(f"cannot make the embedded model in {cache_dir}: {error.strerror}") from error
     return place
+
+
+def discard_unfinished() -> None:
+    """Delete what a thread inside `ensure_embedded` has written so far; for a process that will not wait for it."""
+    for made in tuple(_UNFINISHED):
+        for _ in range(_DISCARD_TRIES):  # the thread may make a file while the folder is being emptied
+            _remove(made)
+            if not made.exists():
+                break
 
 
 def _fingerprint() -> str:
@@ -107,7 +120,7 @@ def _put(made: Path, place: Path) -> None:
                 return
         with contextlib.suppress(FileNotFoundError):
             place.rename(damaged)
-        shutil.rmtree(damaged, ignore_errors=True)
+        _remove(damaged)
     raise CheckpointError(f"cannot make the embedded model: {place} cannot be replaced")
 
 
@@ -115,8 +128,17 @@ def _remove_stale(cache_dir: Path) -> None:
     """Delete what a process left that was killed while it wrote."""
     for path in cache_dir.glob(".embedded-*"):
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > _STALE_S:
-                shutil.rmtree(path, ignore_errors=True)
+            if time.time() - path.lstat().st_mtime > _STALE_S:
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Delete `path`, whatever it is, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _sync(directory: Path) -> None:

@@ -15,6 +15,7 @@ from dsuf.api.connection import ApiRunner
 from dsuf.api.parts import Parts
 from dsuf.api.parts import Settings as ApiSettings
 from dsuf.api.server import build_app
+from dsuf.checkpoint.synthetic import discard_unfinished
 from dsuf.config import Settings
 from dsuf.errors import CommandError
 from dsuf.kv.arena import Arena
@@ -48,6 +49,7 @@ def serve(settings: Settings) -> int:
                 code, clean = runner.run(_serve(Node(settings, listener, startup)))
                 if not clean:
                     # A thread that never comes back would keep the interpreter from ending.
+                    discard_unfinished()
                     writer.close()
                     os._exit(code)
                 return code

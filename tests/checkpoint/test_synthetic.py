@@ -1,6 +1,7 @@
 """Random checkpoints in the released layout, the embedded one among them."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from dsuf.checkpoint import synthetic
 from dsuf.checkpoint.config import load_config, parse_config
 from dsuf.checkpoint.engram import EngramHash
 from dsuf.checkpoint.forms import RELEASED, flat_form, nested_form
@@ -85,6 +87,54 @@ def test_damaged_embedded_is_made_anew_and_remains_are_cleared(embedded: Path, t
     assert ensure_embedded(tmp_path) == place
     Checkpoint.open(place).close()
     assert [path.name for path in tmp_path.iterdir()] == [place.name]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
+def test_whatever_has_the_name_of_the_embedded_is_replaced(embedded: Path, tmp_path: Path, kind: str) -> None:
+    place, other = tmp_path / "cache" / embedded.name, tmp_path / "other"
+    place.parent.mkdir()
+    if kind == "link":
+        other.mkdir()
+        (other / "kept").touch()
+    if kind == "file":
+        place.write_text("not a model")
+    else:
+        place.symlink_to(other)
+    assert ensure_embedded(place.parent) == place
+    Checkpoint.open(place).close()
+    assert [path.name for path in place.parent.iterdir()] == [place.name]
+    assert kind != "link" or (other / "kept").exists()
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_nothing_is_left_of_an_interrupted_one(
+    ending: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(directory: Path, *arguments: object) -> None:
+        (directory / "shard").write_text("half")
+        raise ending
+
+    monkeypatch.setattr(synthetic, "write_synthetic", interrupt)
+    with pytest.raises(ending):
+        ensure_embedded(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_nothing_is_left_of_a_node_that_is_stopped_while_it_makes_it(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "dsuf", "serve", "--cache-dir", str(tmp_path), "--port", "0"]
+    node = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob(".embedded-*")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        node.send_signal(number)
+        assert node.wait(30) == code
+    finally:
+        node.kill()
+    assert list(tmp_path.glob(".*")) == []
 
 
 def test_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

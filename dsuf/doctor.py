@@ -4,7 +4,7 @@
   note     works, with a limit that is worth knowing
   missing  the feature named at the end of the line is not available
 
-The CUDA engine, its kernels and the fleet are not in this release: what they will need is listed all the same.
+The CUDA engine and the fleet are not in this release: what they will need is listed all the same.
 """
 
 import argparse

@@ -113,3 +113,14 @@ def test_packed_bytes() -> None:
 
 def _size(params: Params) -> int:
     return len(bytes(params.ctype()))
+
+
+def test_readme_figures_stand_in_the_results() -> None:
+    """The times in the readme are those of the result file."""
+    rows = json.loads((FOLDER.parent / "bench" / "results" / "kernels.json").read_text())["rows"]
+    measured = {(row["kernel"], row["what"], f"{row['median_us']:.1f}", f"{row['floor_us']:.1f}") for row in rows}
+    told = re.findall(
+        r"^\| (\w+) \| (.*) \| ([\d.]+) \| ([\d.]+) \|$", (FOLDER / "README.md").read_text(), re.MULTILINE
+    )
+    assert len(told) > 8
+    assert set(told) <= measured

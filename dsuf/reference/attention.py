@@ -170,7 +170,7 @@ class Attention:
         if entries <= c.index_topk and not filters:
             within = np.broadcast_to(np.arange(entries), (len(queries), entries))
             return np.where(within < reachable[:, None], within, -1)
-        keys = segment.cache.index_keys[self._key_layer(segment)].read(slice(entries))
+        keys = segment.cache.index_keys[self._key_layer(segment)].first(entries)
         found = np.full((len(queries), min(c.index_topk, entries)), -1, np.int64)
         for rows in indexer.row_blocks(len(queries), entries):
             limit = int(reachable[rows].max())

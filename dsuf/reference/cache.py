@@ -34,7 +34,9 @@ class SequenceCache:
         self.replayed = 0
         self.ids: I64 = np.empty(0, np.int64)
         self.entries = {i: RowStore(config.head_dim, formats.entry) for i in config.kv_source_layers}
-        self.index_keys = {i: RowStore(config.index_head_dim, formats.index_key) for i in config.kv_source_layers}
+        self.index_keys = {
+            i: RowStore(config.index_head_dim, formats.index_key, mirrored=True) for i in config.kv_source_layers
+        }
         self.windows = [RowRing(config.head_dim, window, formats.window) for _ in range(config.n_layers)]
         pairs = [i for i in config.kv_source_layers if config.ratio(i) == 2]
         self.halves = {i: RowRing(2 * config.head_dim, 1, PLAIN) for i in pairs}
@@ -116,4 +118,6 @@ class SequenceCache:
     def held_bytes(self) -> int:
         """Bytes that this cache has allocated for rows."""
         stores = [*self.entries.values(), *self.index_keys.values()]
-        return sum(store.packed.nbytes for store in stores) + sum(ring.packed.nbytes for _, ring in self._rings())
+        return sum(store.packed.nbytes + store.mirror.nbytes for store in stores) + sum(
+            ring.packed.nbytes for _, ring in self._rings()
+        )

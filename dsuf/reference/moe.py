@@ -91,6 +91,8 @@ def group_by_expert(experts: I64, count: int) -> tuple[I64, int, I64]:
     mean load, so that there are at most twice as many blocks as experts in use, however uneven the load.
     """
     size = max(1, -(-len(experts) // count))
+    if size == 1:
+        return experts, 1, np.arange(len(experts))  # a block a pair, in any order
     load = np.bincount(experts, minlength=count)
     blocks_of = -(-load // size)
     order = np.argsort(experts, kind="stable")

@@ -55,11 +55,18 @@ class RowFormats:
 
 
 class RowStore:
-    """Rows by index, growing as they are written; rows past the valid count are rewritten, never read."""
+    """Rows by index, growing as they are written; rows past the valid count are rewritten, never read.
 
-    def __init__(self, width: int, row_format: RowFormat) -> None:
+    A `mirrored` store, one that every step reads from its start, keeps the values of its first rows beside the bytes.
+    """
+
+    MIRRORED_ROWS = 8192
+
+    def __init__(self, width: int, row_format: RowFormat, *, mirrored: bool = False) -> None:
         self.width, self.format = width, row_format
         self.packed: Bytes = np.empty((0, row_format.row_bytes(width)), np.uint8)
+        self.mirror: F64 = np.empty((0, width))
+        self._mirrored, self._known = mirrored, 0
 
     def write(self, start: int, rows: F32) -> None:
         """Put `rows` [n, width] at `start` and after."""
@@ -69,10 +76,25 @@ class RowStore:
             grown[:start] = self.packed[:start]
             self.packed = grown
         self.packed[start:stop] = self.format.pack(rows)
+        self._known = min(self._known, start)
 
     def load(self, packed: bytes, rows: int) -> None:
         """Replace everything by `rows` packed rows; raises `ValueError` if `packed` is of another size."""
         self.packed = np.frombuffer(packed, np.uint8).reshape(rows, self.packed.shape[1]).copy()
+        self._known = 0
+
+    def first(self, count: int) -> F64:
+        """The values of the first `count` rows, float64 [count, width]; not to be written to."""
+        if not self._mirrored or count > self.MIRRORED_ROWS:
+            return self.read(slice(count))
+        if count > len(self.mirror):
+            grown = np.empty((min(self.MIRRORED_ROWS, max(2 * count, 64)), self.width))
+            grown[: self._known] = self.mirror[: self._known]
+            self.mirror = grown
+        if count > self._known:
+            self.mirror[self._known : count] = self.read(slice(self._known, count))
+            self._known = count
+        return self.mirror[:count]
 
     def read(self, rows: slice | I64) -> F64:
         """The values of `rows`, float64 [n, width]."""

@@ -1,6 +1,7 @@
 """Figures of a run: printed as a table, kept as JSON with the machine, the commit and the date."""
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -44,7 +45,7 @@ def time_ms(work: Callable[[], object], repeats: int) -> tuple[float, float]:
         start = time.perf_counter()
         work()
         times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times), sorted(times)[int(0.9 * (len(times) - 1))]
+    return statistics.median(times), sorted(times)[math.ceil(0.9 * len(times)) - 1]
 
 
 def publish(name: str, rows: Sequence[Row], device: str = "") -> Path:

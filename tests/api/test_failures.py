@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 
 import aiohttp
 import pytest
@@ -106,10 +107,12 @@ async def test_comments_break_silence(vocabulary: Vocabulary, path: str) -> None
 
         rig.submit.script = script
         body = chat_body(stream=True)
+        started_s = time.monotonic()
         text = await (await rig.post(path, body)).text()
+        most = (time.monotonic() - started_s) / 0.05 + 2  # a busy machine lets more time pass between the results
         first = text.index("data:")  # the first event comes with the first result
-        assert text[:first].count(": keep-alive\n\n") in (2, 3, 4)
-        assert text[first:].count(": keep-alive\n\n") in (2, 3, 4, 5)
+        for silence in (text[:first], text[first:]):
+            assert 1 <= silence.count(": keep-alive\n\n") <= most
         assert read_events(text)[-1][1] in ("[DONE]", '{"type":"message_stop"}')
         assert ": keep-alive" not in await (await rig.post(path, chat_body())).text()
 

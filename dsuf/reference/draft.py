@@ -14,9 +14,9 @@ from dsuf.reference.arithmetic import F32, F64, I64, matmul
 from dsuf.reference.attention import Projections
 from dsuf.reference.batch import NO_OBSERVER, Batch, Segment
 from dsuf.reference.cache import SequenceCache
-from dsuf.reference.hyper import HyperSite, collapse, expand
+from dsuf.reference.hyper import collapse
+from dsuf.reference.layer import TransformerBlock
 from dsuf.reference.model import Model, enter_streams
-from dsuf.reference.moe import Moe
 from dsuf.reference.norm import rms_norm
 from dsuf.reference.sparse import attend
 from dsuf.reference.weights import WeightSource
@@ -40,29 +40,19 @@ def pick_greedy(slot: int, logits: F32) -> I64:
     return np.asarray(logits.argmax(axis=1))
 
 
-class Stage:
+class Stage(TransformerBlock):
     """One of the draft head's transformer blocks; it has a window and no compressed entries."""
 
     def __init__(self, source: WeightSource, index: int, model: Model) -> None:
         prefix, config = f"mtp.{index}", model.config
-        self.index, self.config, self.arithmetic = index, config, model.arithmetic
-        self.attn_site = HyperSite(source, f"{prefix}.hc_attn", config)
-        self.ffn_site = HyperSite(source, f"{prefix}.hc_ffn", config)
-        self.attn_norm: F32 = source.vector(f"{prefix}.attn_norm.weight")
-        self.ffn_norm: F32 = source.vector(f"{prefix}.ffn_norm.weight")
-        self.projections = Projections(source, f"{prefix}.attn", config, model.arithmetic)
         experts, chosen = config.dspark_n_routed_experts, config.dspark_n_activated_experts
-        self.moe = Moe(source, f"{prefix}.ffn", config, model.arithmetic, experts, chosen)
+        super().__init__(source, prefix, config, model.arithmetic, experts, chosen)
+        self.index = index
+        self.projections = Projections(source, f"{prefix}.attn", config, model.arithmetic)
 
     def forward(self, streams: F32, pre: F32, batch: Batch) -> tuple[F32, F32]:
         """Streams and collapse weights after this stage, rows in blocks of one sequence each."""
-        arithmetic, eps = self.arithmetic, self.config.norm_eps
-        mixes = self.attn_site.mixes(streams)
-        u = rms_norm(collapse(streams, pre, arithmetic), self.attn_norm, eps, arithmetic)
-        streams = expand(self._attend(u, batch), streams, mixes, arithmetic)
-        attn_pre, mixes = mixes.pre, self.ffn_site.mixes(streams)
-        v = rms_norm(collapse(streams, attn_pre, arithmetic), self.ffn_norm, eps, arithmetic)
-        return expand(self.moe.forward(v, NO_OBSERVER), streams, mixes, arithmetic), mixes.pre
+        return self.run(streams, pre, lambda u: self._attend(u, batch), NO_OBSERVER)
 
     def _attend(self, u: F32, batch: Batch) -> F32:
         """Every row of a block attends to the sequence's context window and to the whole block, later rows included."""

@@ -1,0 +1,84 @@
+"""A request to generate, from the renderer's prompt to what its reader holds."""
+
+from collections.abc import AsyncIterator
+from typing import Literal, Protocol
+
+import msgspec
+
+from dsuf.types.step import StepResult
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How a turn chooses its tokens; every field is resolved, nothing here is "default".
+
+    `temperature` 0 is greedy (arg-max, lowest id on ties) and ignores the others. `seed` fixes the tokens whatever else
+    is in the batch.
+    """
+
+    temperature: float
+    top_p: float
+    seed: int
+    max_tokens: int
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """Positions `start` to `stop` (exclusive) of a prompt that hold a picture, with the digest of its content."""
+
+    start: int
+    stop: int
+    digest: bytes
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A rendered prompt. `opens_in` says where generation starts, as the renderer left it; `salt` separates tenants."""
+
+    ids: tuple[int, ...]
+    spans: tuple[Span, ...] = ()
+    opens_in: Literal["reasoning", "content", "call"] = "content"
+    salt: str = ""
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to generate: what the scheduler queues and an engine attaches.
+
+    `tenant` is whom fairness counts it for. Of waiting turns those with a lower `priority` go first. `timeout_s` after
+    its submission the turn ends with an error if it has not ended before; None: never.
+    """
+
+    id: str
+    prompt: Prompt
+    sampling: Sampling
+    session: str = ""
+    tenant: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One event of a reply in the client's protocol: the SSE event name (None where there is none) and its JSON."""
+
+    name: str | None
+    data: str
+
+
+class Ticket(Protocol):
+    """A submitted turn as its reader sees it: an iterator of results; one with `finish` or a `RequestError` ends it."""
+
+    turn: Turn
+
+    def __aiter__(self) -> AsyncIterator[StepResult]:
+        """Results in order. Results with no ids report prefill progress."""
+
+    def cancel(self, reason: Literal["abort", "stop"] = "abort", used_tokens: int | None = None) -> None:
+        """Leave, at any stage; idempotent. All that the turn holds is freed before the next step but one.
+
+        `reason` is for the record: the client left, or the reply is complete (a stop string); so is `used_tokens`, how
+        many of the generated tokens the reply has, where that is not all.
+        """
+
+
+class Submit(Protocol):
+    """What `api/` asks of the scheduler."""
+
+    def submit(self, turn: Turn) -> Ticket:
+        """Queue a turn; raises `QueueFull`, `Unavailable` or `ContextTooLong` at once."""

@@ -48,20 +48,24 @@ class Compressor:
         return rms_norm(pooled, self.norm, self.config.norm_eps, self.arithmetic)
 
     def write(self, cache: SequenceCache, start: int, projected: F32) -> F32:
-        """Put the groups that `projected` (positions from `start` on) completes into `cache`; returns their latents."""
+        """Put the groups that `projected` (positions from `start` on) completes into `cache`, except those that it had
+        before; returns their latents."""
         if self.ratio == 2:
             projected, start = self._with_open_half(cache, start, projected)
-        complete = len(projected) // self.ratio
+        complete, first = len(projected) // self.ratio, start // self.ratio
         latents = self.latents(projected[: complete * self.ratio])
-        if complete:
-            first = start // self.ratio
-            rotation = self.rope.rotation(np.arange(first, first + complete) * self.ratio)
-            keys = rms_norm(
-                self.arithmetic.act(matmul(latents, self.wk)), self.k_norm, self.config.norm_eps, self.arithmetic
-            )
-            cache.entries[self.layer].write(first, rotation.apply(latents, self.arithmetic))
-            cache.index_keys[self.layer].write(first, rotation.apply(keys, self.arithmetic))
+        kept = max(0, cache.kept // self.ratio - first)
+        if complete > kept:
+            self._put(cache, first + kept, latents[kept:])
         return latents
+
+    def _put(self, cache: SequenceCache, first: int, latents: F32) -> None:
+        """Write the entries and index keys of groups from `first` on."""
+        norm, arithmetic = self.k_norm, self.arithmetic
+        rotation = self.rope.rotation(np.arange(first, first + len(latents)) * self.ratio)
+        keys = rms_norm(arithmetic.act(matmul(latents, self.wk)), norm, self.config.norm_eps, arithmetic)
+        cache.entries[self.layer].write(first, rotation.apply(latents, arithmetic))
+        cache.index_keys[self.layer].write(first, rotation.apply(keys, arithmetic))
 
     def _with_open_half(self, cache: SequenceCache, start: int, projected: F32) -> tuple[F32, int]:
         """Prepend the waiting first half of a group, and keep what may be one later."""

@@ -1,53 +1,59 @@
 """The reference model behind the engine protocol: plans in, tokens out, on one worker thread.
 
-A turn's last token is chosen but not yet in its cache; the next decode step feeds it.
+Every call that computes or copies is queued for the worker when it is made, awaited or not, so calls take effect in the
+order in which they are made. A turn's last token is chosen but not yet in its cache; the next decode step feeds it.
 """
 
 import asyncio
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from dsuf.checkpoint.fingerprint import fingerprint
 from dsuf.errors import CheckpointError, ContextTooLong, EngineFailed, QueueFull
-from dsuf.reference.arithmetic import F32, OFFICIAL, Arithmetic
+from dsuf.reference.arithmetic import F32, I64, OFFICIAL, Arithmetic
 from dsuf.reference.cache import SequenceCache
 from dsuf.reference.loader import load_draft, load_model
 from dsuf.reference.model import Model, Output, PrefillMode
+from dsuf.reference.pages import PAGE_TOKENS, PagePool, PageTable
 from dsuf.reference.sampler import choose
 from dsuf.reference.speculate import Anchor, Drafter, HeadDrafter, Speculation, speculate
-from dsuf.types import EngineFacts, Finish, PrefillRange, SessionCache, StepPlan, StepResult, Turn
+from dsuf.types import CacheLayout, EngineFacts, Finish, PrefillRange, SessionState, StepPlan, StepResult, Turn
 
-LAYOUT = "reference-2"
-"""Names the arrangement of an exported cache; part of its fingerprint."""
+LAYOUT = "reference-3"
+"""Names the arrangement of pages and states; part of their fingerprint."""
 
 _ID = np.dtype("<i8")
+_T = TypeVar("_T")
 
 
 class _Attached:
-    """A turn with its cache, the token that waits to be fed, and how many tokens were generated."""
+    """A turn with its pages and cache, the token that waits to be fed, and how many tokens were generated."""
 
-    def __init__(self, turn: Turn, cache: SequenceCache) -> None:
-        self.turn, self.cache = turn, cache
+    def __init__(self, turn: Turn, table: PageTable, cache: SequenceCache) -> None:
+        self.turn, self.table, self.cache = turn, table, cache
         self.ids = np.array(turn.prompt.ids, np.int64)
         self.waiting = -1
         self.generated = 0
+        self.ended = False
 
 
 class ReferenceEngine:
-    """`dsuf.types.Engine` on the CPU. `prefill` chooses between the exact and the replayed prefill."""
+    """`dsuf.types.Engine` on the CPU. `prefill` chooses between the exact and the replayed prefill.
+
+    Without a number of `pages` there are enough for `max_turns` whole contexts and one more.
+    """
 
     def __init__(
         self, model: Model, name: str, weights: str, *, context_tokens: int, max_turns: int, prefill: PrefillMode,
-        drafter: Drafter | None = None, speculation: Speculation | None = None,
+        pages: int | None = None, drafter: Drafter | None = None, speculation: Speculation | None = None,
     ) -> None:  # fmt: skip
         self.model, self.prefill = model, prefill
         self.drafter, self.speculation = drafter, speculation or Speculation()
-        self.fingerprint = f"{weights}-{LAYOUT}-{model.arithmetic.name}-{prefill}"
         self.facts = EngineFacts(
             name=name,
             device=f"CPU, NumPy {np.__version__}, {platform.machine()}",
@@ -57,13 +63,25 @@ class ReferenceEngine:
             eos_id=model.config.eos_token_id,
             max_drafts=model.config.dspark_block_size if drafter else 0,
         )
+        overrun_tokens = self.facts.max_drafts  # a round runs them behind the token that may have been the last
+        whole = -(-(self.facts.context_tokens + overrun_tokens) // PAGE_TOKENS)
+        self.pool = PagePool(model.config, model.arithmetic, (max_turns + 1) * whole if pages is None else pages)
+        self.layout = CacheLayout(
+            fingerprint=f"{weights}-{LAYOUT}-{model.arithmetic.name}-{prefill}",
+            page_tokens=PAGE_TOKENS,
+            page_bytes=self.pool.page_bytes,
+            pages=len(self.pool.pages),
+            state_bytes=model.new_cache().state_bytes,
+            overrun_tokens=overrun_tokens,
+            replay_tokens=model.config.window_size if prefill == "replay" else 0,
+        )
         self._turns: dict[str, _Attached] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="reference-engine")
 
     @classmethod
     def load(
         cls, directory: Path, *, context_tokens: int, max_turns: int, prefill: PrefillMode = "replay",
-        arithmetic: Arithmetic = OFFICIAL, speculation: Speculation | None = None,
+        pages: int | None = None, arithmetic: Arithmetic = OFFICIAL, speculation: Speculation | None = None,
         progress: Callable[[int], None] = lambda layer: None,
     ) -> Self:  # fmt: skip
         """Load the checkpoint in `directory`, with its draft head if there is a `speculation`; blocks.
@@ -73,82 +91,121 @@ class ReferenceEngine:
         model = load_model(directory, arithmetic, progress=progress)
         return cls(
             model, "reference", fingerprint(directory), context_tokens=context_tokens, max_turns=max_turns,
-            prefill=prefill, drafter=HeadDrafter(load_draft(directory, model)) if speculation else None,
+            prefill=prefill, pages=pages, drafter=HeadDrafter(load_draft(directory, model)) if speculation else None,
             speculation=speculation,
         )  # fmt: skip
 
-    def attach(self, turn: Turn) -> None:
-        """Reserve a place for `turn`; raises `ContextTooLong` or `QueueFull`."""
-        wanted = len(turn.prompt.ids) + turn.sampling.max_tokens
-        if wanted > self.facts.context_tokens:
-            raise ContextTooLong(
-                f"This model's maximum context length is {self.facts.context_tokens} tokens; "
-                f"{len(turn.prompt.ids)} in the prompt and {turn.sampling.max_tokens} to generate make {wanted}."
-            )
+    def attach(self, turn: Turn, pages: Sequence[int]) -> None:
+        """Reserve a place for `turn`, its rows in `pages`; raises `ContextTooLong` or `QueueFull`."""
+        prompt, generated = len(turn.prompt.ids), turn.sampling.max_tokens
+        wanted = f"{prompt} in the prompt and {generated} to generate make {prompt + generated}."
+        if prompt + generated > self.facts.context_tokens:
+            raise ContextTooLong(f"This model's maximum context length is {self.facts.context_tokens} tokens; {wanted}")
+        if len(pages) < self.layout.pages_for(prompt + generated + self.layout.overrun_tokens):
+            raise ContextTooLong(f"{len(pages)} pages hold {len(pages) * PAGE_TOKENS} tokens; {wanted}")
         if len(self._turns) >= self.facts.max_turns:
             raise QueueFull(f"All {self.facts.max_turns} places are taken.", retry_after_s=1)
-        self._turns[turn.id] = _Attached(turn, self.model.new_cache())
+        table = PageTable(self.pool, pages)
+        self._turns[turn.id] = _Attached(turn, table, self.model.new_cache(table))
 
     def detach(self, turn: str) -> None:
         """Forget `turn` and its cache; unknown turns are ignored."""
         self._turns.pop(turn, None)
 
-    async def step(self, plan: StepPlan) -> list[StepResult]:
+    def resume(self, turn: str, length: int, state: SessionState | None) -> Coroutine[Any, Any, int]:
+        """Let an attached turn go on behind `length` positions, see `take_over`; raises `CheckpointError`."""
+        return self._queue(self.take_over, turn, length, state)
+
+    def step(self, plan: StepPlan) -> Coroutine[Any, Any, list[StepResult]]:
         """Run `plan` on the worker thread; raises `EngineFailed` for a plan that cannot be run."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self.run, plan)
+        return self._queue(self.run, plan)
+
+    def read_state(self, turn: str) -> Coroutine[Any, Any, SessionState | None]:
+        """The state of an attached turn behind the steps that were launched before; None in the midst of a replay."""
+        return self._queue(self.copy_state, self._attached(turn))
+
+    def read_pages(self, pages: Sequence[int], into: Sequence[memoryview]) -> Coroutine[Any, Any, None]:
+        """Copy `pages` out, each into its buffer; raises `ValueError` for a buffer that is not of a page's size."""
+        return self._queue(self._each_page, self.pool.read, pages, into)
+
+    def write_pages(self, pages: Sequence[int], rows: Sequence[memoryview]) -> Coroutine[Any, Any, None]:
+        """Fill `pages`, each from its buffer; raises `ValueError` for a buffer that is not of a page's size."""
+        return self._queue(self._each_page, self.pool.write, pages, rows)
+
+    def _queue(self, function: Callable[..., _T], *arguments: object) -> Coroutine[Any, Any, _T]:
+        """Put a call behind the worker's others now; the result is for later."""
+        return _result(asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments))
+
+    def _each_page(
+        self, copy: Callable[[int, memoryview], None], pages: Sequence[int], buffers: Sequence[memoryview]
+    ) -> None:
+        for page, buffer in zip(pages, buffers, strict=True):
+            copy(page, buffer)
 
     def run(self, plan: StepPlan) -> list[StepResult]:
         """Run `plan` here and now: all decode turns as one batch, then each prefill range."""
         if plan.drafts > self.facts.max_drafts:
             raise EngineFailed(f"The plan asks for {plan.drafts} drafts, this engine verifies {self.facts.max_drafts}.")
-        decoding = [self._attached(turn) for turn in plan.decode]
+        named = [self._attached(turn) for turn in plan.decode]
+        decoding = [turn for turn in named if not turn.ended]
         done = self._speculate(decoding, plan.drafts) if plan.drafts else self._decode(decoding)
         return done + [self._prefill(part) for part in plan.prefill]
 
-    async def export_session(self, turn: str) -> SessionCache:
-        """Copy out the cache of an attached turn on the worker thread, hence between steps."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self.copy_out, turn)
-
-    def copy_out(self, turn: str) -> SessionCache:
-        """The cache of an attached turn, here and now.
-
-        What a replay cut off is the same only for a prompt that ends where it did, hence positions before it are spared
-        to nobody else.
-        """
-        cache = self._attached(turn).cache
-        return SessionCache(
-            fingerprint=self.fingerprint, length=cache.length, ids=cache.ids[: cache.length].astype(_ID).tobytes(),
-            parts=dict(cache.export_parts()), spare=max(0, min(cache.slack, cache.length - cache.replayed)),
-            repeats=cache.slack > 0,
+    def copy_state(self, attached: _Attached) -> SessionState | None:
+        """The state of a turn, here and now."""
+        cache = attached.cache
+        if cache.decoded < cache.length:
+            return None
+        return SessionState(
+            fingerprint=self.layout.fingerprint, length=cache.length, ids=cache.ids.astype(_ID).tobytes(),
+            payload=cache.read_state(), spare=cache.spare, repeats=cache.slack > 0,
         )  # fmt: skip
 
-    async def import_session(self, turn: str, cache: SessionCache, length: int) -> None:
-        """Fill the cache of an attached turn whose prompt begins with the first `length` positions of `cache`; raises
-        `CheckpointError`."""
-        fresh = await asyncio.get_running_loop().run_in_executor(self._worker, self.copy_in, cache, length)
-        self._attached(turn).cache = fresh
+    def take_over(self, turn: str, length: int, state: SessionState | None) -> int:
+        """Let a turn without positions go on behind the first `length` of its prompt, here and now.
 
-    def copy_in(self, cache: SessionCache, length: int) -> SequenceCache:
-        """The first `length` positions of `cache` as a cache of this model; raises `CheckpointError`."""
-        if cache.fingerprint != self.fingerprint:
-            raise CheckpointError(f"the cache is of {cache.fingerprint}, this engine's are of {self.fingerprint}")
-        if len(cache.ids) != cache.length * _ID.itemsize:
-            raise CheckpointError(f"a session's cache of {cache.length} positions has {len(cache.ids)} bytes of ids")
-        fresh = self.model.new_cache()
-        fresh.import_parts(np.frombuffer(cache.ids, _ID).astype(np.int64), cache.parts)
-        if length < cache.length:
-            if cache.length - length > fresh.slack:
-                raise CheckpointError(f"a session's cache of {cache.length} positions cannot be cut to {length}")
-            fresh.truncate(length)
-        return fresh
+        Returns where its prefill begins. Raises `CheckpointError` if the state does not fit, or if there is none and
+        this engine needs one.
+        """
+        attached = self._attached(turn)
+        if attached.cache.length:
+            raise EngineFailed(f"Turn {turn} has {attached.cache.length} positions of its own.")
+        if not 0 <= length < len(attached.ids):
+            raise CheckpointError(f"a prompt of {len(attached.ids)} positions cannot go on behind {length}")
+        cache = self.model.new_cache(attached.table)
+        if state is not None:
+            self._load_state(cache, attached.ids, length, state)
+        elif self.layout.replay_tokens or length == 0:
+            cache.begin_at(attached.ids[: max(0, length - self.layout.replay_tokens)], length)
+        else:
+            raise CheckpointError("an exact prefill goes on from a state only")
+        attached.cache = cache
+        return cache.length
+
+    def _load_state(self, cache: SequenceCache, prompt: I64, length: int, state: SessionState) -> None:
+        """Fill `cache` from `state` and cut it to `length`; raises `CheckpointError`."""
+        if state.fingerprint != self.layout.fingerprint:
+            raise CheckpointError(
+                f"the state is of {state.fingerprint}, this engine's are of {self.layout.fingerprint}"
+            )
+        if len(state.ids) != state.length * _ID.itemsize:
+            raise CheckpointError(f"a state of {state.length} positions has {len(state.ids)} bytes of ids")
+        ids = np.frombuffer(state.ids, _ID).astype(np.int64)
+        if length > state.length or not np.array_equal(ids[:length], prompt[:length]):
+            raise CheckpointError(f"a state of {state.length} positions is of another prompt than the first {length}")
+        cache.load_state(ids, state.payload)
+        repeats = state.length == len(prompt) and cache.slack > 0
+        if state.length - length > max(cache.spare, int(repeats)):
+            raise CheckpointError(f"a state of {state.length} positions cannot be cut to {length}")
+        cache.truncate(length)
 
     def counters(self) -> Mapping[str, int]:
-        """Attached turns and the bytes that their caches hold."""
+        """Attached turns, and the bytes that are theirs beside those of pages."""
         held = [attached.cache.held_bytes() for attached in self._turns.values()]
         return {"turns": len(held), "cache_bytes": sum(held)}
 
     async def close(self) -> None:
-        """Wait for the running step and forget everything."""
+        """Wait for the calls that were made and forget everything."""
         await asyncio.to_thread(self._worker.shutdown)
         self._turns.clear()
 
@@ -156,7 +213,7 @@ class ReferenceEngine:
         try:
             return self._turns[turn]
         except KeyError:
-            raise EngineFailed(f"The plan names turn {turn}, which is not attached.") from None
+            raise EngineFailed(f"Turn {turn} is not attached.") from None
 
     def _decode(self, turns: list[_Attached]) -> list[StepResult]:
         """One token for each turn."""
@@ -214,10 +271,15 @@ class ReferenceEngine:
         if finish is None and len(given) == room:
             finish = "length"
         turn.generated += len(given)
-        turn.waiting = ids[-1]
+        turn.waiting, turn.ended = ids[-1], finish is not None
         if len(given) < len(ids):
             turn.cache.truncate(len(turn.ids) + turn.generated)
         return StepResult(
             turn=turn.turn.id, ids=given, prefilled=len(turn.ids), drafted=drafted,
             accepted=min(len(given), len(ids) - 1), finish=finish,
         )  # fmt: skip
+
+
+async def _result(future: asyncio.Future[_T]) -> _T:
+    """What a queued call gives. It is carried out even if nobody waits any more."""
+    return await asyncio.shield(future)

@@ -19,6 +19,7 @@ from dsuf.reference.engram import Engram
 from dsuf.reference.hyper import collapse
 from dsuf.reference.layer import Layer
 from dsuf.reference.norm import rms_norm
+from dsuf.reference.pages import PageTable
 from dsuf.reference.rope import Rope
 from dsuf.reference.weights import WeightSource
 
@@ -52,9 +53,9 @@ class Model:
             self.layers.append(Layer(source, index, config, arithmetic, rope, own_keys=own_keys))
             progress(index)
 
-    def new_cache(self) -> SequenceCache:
-        """An empty cache for one sequence."""
-        return SequenceCache(self.config, self.arithmetic)
+    def new_cache(self, table: PageTable | None = None) -> SequenceCache:
+        """An empty cache for one sequence, with its global rows in the pages of `table` or in stores of its own."""
+        return SequenceCache(self.config, self.arithmetic, table)
 
     def forward(self, work: Sequence[tuple[SequenceCache, I64]], observer: Observer = NO_OBSERVER) -> Output:
         """Append ids to each sequence of `work`, all layers on all of them; one batch, rows in order of `work`."""

@@ -1,4 +1,4 @@
-"""Stores of cache rows: growing ones for what is kept for the whole context, rings for what only a window needs.
+"""Stores of cache rows: by index for what is kept for the whole context, rings for what only a window needs.
 
 A store keeps rows packed, as a session's cache moves between places; `read` gives the values the bytes mean. Without
 quantisers (`fp32`) a row is its float32 values.
@@ -54,34 +54,62 @@ class RowFormats:
         self.window, self.entry, self.index_key = pick(FP8), pick(FP4_ENTRY), pick(FP4_INDEX)
 
 
+class PackedRows(Protocol):
+    """Packed rows by index; which of them were ever written is for the caller to know."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for rows of one sequence alone."""
+
+    def get(self, rows: slice | I64) -> Bytes:
+        """A copy or a view of `rows` [n, row_bytes]; a slice begins at its start and has no step."""
+
+    def put(self, start: int, packed: Bytes) -> None:
+        """Put `packed` [n, row_bytes] at `start` and after."""
+
+
+class GrowingRows:
+    """Rows of a sequence that stands for itself, in an array that grows as they are written."""
+
+    def __init__(self, row_bytes: int) -> None:
+        self._rows: Bytes = np.empty((0, row_bytes), np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return self._rows.nbytes
+
+    def get(self, rows: slice | I64) -> Bytes:
+        """A view for a slice, else a copy."""
+        return self._rows[rows]
+
+    def put(self, start: int, packed: Bytes) -> None:
+        """Put `packed` at `start` and after."""
+        stop = start + len(packed)
+        if stop > len(self._rows):
+            grown = np.empty((max(stop, 2 * len(self._rows), 64), self._rows.shape[1]), np.uint8)
+            grown[:start] = self._rows[:start]
+            self._rows = grown
+        self._rows[start:stop] = packed
+
+
 class RowStore:
-    """Rows by index, growing as they are written; rows past the valid count are rewritten, never read.
+    """Rows of a global cache by index; rows past the valid count are rewritten, never read.
 
     A `mirrored` store, one that every step reads from its start, keeps the values of its first rows beside the bytes.
     """
 
     MIRRORED_ROWS = 8192
 
-    def __init__(self, width: int, row_format: RowFormat, *, mirrored: bool = False) -> None:
-        self.width, self.format = width, row_format
-        self.packed: Bytes = np.empty((0, row_format.row_bytes(width)), np.uint8)
+    def __init__(self, width: int, row_format: RowFormat, packed: PackedRows, *, mirrored: bool = False) -> None:
+        self.width, self.format, self.packed = width, row_format, packed
         self.mirror: F64 = np.empty((0, width))
         self._mirrored, self._known = mirrored, 0
 
     def write(self, start: int, rows: F32) -> None:
         """Put `rows` [n, width] at `start` and after."""
-        stop = start + len(rows)
-        if stop > len(self.packed):
-            grown = np.empty((max(stop, 2 * len(self.packed), 64), self.packed.shape[1]), np.uint8)
-            grown[:start] = self.packed[:start]
-            self.packed = grown
-        self.packed[start:stop] = self.format.pack(rows)
+        self.packed.put(start, self.format.pack(rows))
         self._known = min(self._known, start)
-
-    def load(self, packed: bytes, rows: int) -> None:
-        """Replace everything by `rows` packed rows; raises `ValueError` if `packed` is of another size."""
-        self.packed = np.frombuffer(packed, np.uint8).reshape(rows, self.packed.shape[1]).copy()
-        self._known = 0
 
     def first(self, count: int) -> F64:
         """The values of the first `count` rows, float64 [count, width]; not to be written to."""
@@ -98,7 +126,11 @@ class RowStore:
 
     def read(self, rows: slice | I64) -> F64:
         """The values of `rows`, float64 [n, width]."""
-        return self.format.unpack(self.packed[rows]).astype(np.float64)
+        return self.format.unpack(self.packed.get(rows)).astype(np.float64)
+
+    def held_bytes(self) -> int:
+        """Bytes allocated for this sequence alone."""
+        return self.packed.nbytes + self.mirror.nbytes
 
 
 class RowRing:
@@ -122,9 +154,9 @@ class RowRing:
         slots = np.arange(start + first, start + len(rows)) % self.size
         self.packed[slots] = self.format.pack(rows[first:])
 
-    def load(self, packed: bytes, floor: int) -> None:
-        """Replace everything; raises `ValueError` if `packed` is of another size."""
-        self.packed = np.frombuffer(packed, np.uint8).reshape(self.packed.shape).copy()
+    def load(self, packed: Bytes, floor: int) -> None:
+        """Replace everything by the bytes of all rows; raises `ValueError` if they are of another number."""
+        self.packed = packed.reshape(self.packed.shape).copy()
         self.floor = floor
 
     def read(self, start: int, stop: int) -> F64:

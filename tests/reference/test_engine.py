@@ -4,25 +4,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from dsuf.errors import CheckpointError, ContextTooLong, EngineFailed, QueueFull
+from dsuf.errors import ContextTooLong, EngineFailed, QueueFull
 from dsuf.reference.arithmetic import I64
 from dsuf.reference.engine import ReferenceEngine
 from dsuf.reference.model import Model, PrefillMode
-from dsuf.types import PrefillRange, Prompt, Sampling, StepPlan, StepResult, Turn
+from dsuf.types import PrefillRange, StepPlan, StepResult, Turn
+from tests.reference.rig import attach, make_turn, tokens
 
 
 def make_engine(model: Model, prefill: PrefillMode = "exact") -> ReferenceEngine:
     return ReferenceEngine(model, "reference", "test", context_tokens=400, max_turns=3, prefill=prefill)
 
 
-def make_turn(name: str, ids: I64, max_tokens: int = 8, temperature: float = 0.0) -> Turn:
-    sampling = Sampling(temperature=temperature, top_p=0.9, seed=5, max_tokens=max_tokens)
-    return Turn(id=name, prompt=Prompt(ids=tuple(ids.tolist())), sampling=sampling)
-
-
 def generate(engine: ReferenceEngine, turn: Turn, chunk: int) -> list[StepResult]:
     """Run `turn` alone to its end."""
-    engine.attach(turn)
+    attach(engine, turn)
     results, length = [], len(turn.prompt.ids)
     for start in range(0, length, chunk):
         plan = StepPlan(prefill=(PrefillRange(turn.id, start, min(start + chunk, length)),))
@@ -31,10 +27,6 @@ def generate(engine: ReferenceEngine, turn: Turn, chunk: int) -> list[StepResult
         results += engine.run(StepPlan(decode=(turn.id,)))
     engine.detach(turn.id)
     return results
-
-
-def tokens(results: list[StepResult]) -> list[int]:
-    return [token for result in results for token in result.ids]
 
 
 @pytest.mark.parametrize("prefill", ["exact", "replay"])
@@ -54,7 +46,7 @@ def test_tokens_do_not_depend_on_the_batch(model: Model, ids: I64, temperature: 
     turns = [make_turn(str(n), ids[n : n + 30 + n], temperature=temperature) for n in range(3)]
     alone = [tokens(generate(engine, turn, 64)) for turn in turns]
     for turn in turns:
-        engine.attach(turn)
+        attach(engine, turn)
     first = engine.run(StepPlan(prefill=tuple(PrefillRange(t.id, 0, len(t.prompt.ids)) for t in turns)))
     together = {result.turn: list(result.ids) for result in first}
     for _ in range(7):
@@ -75,7 +67,7 @@ def test_end_of_sentence_ends_the_turn_and_is_not_handed_out(model: Model, ids: 
 
 def test_counters_are_zero_when_idle(model: Model, ids: I64) -> None:
     engine = make_engine(model)
-    engine.attach(make_turn("a", ids[:20]))
+    attach(engine, make_turn("a", ids[:20]))
     assert engine.counters()["turns"] == 1
     engine.detach("a")
     engine.detach("a")
@@ -85,11 +77,11 @@ def test_counters_are_zero_when_idle(model: Model, ids: I64) -> None:
 def test_what_cannot_fit_is_refused_with_the_numbers(model: Model, ids: I64) -> None:
     engine = make_engine(model)
     with pytest.raises(ContextTooLong, match="maximum context length is 400 tokens"):
-        engine.attach(make_turn("a", ids[:20], max_tokens=381))
+        engine.attach(make_turn("a", ids[:20], max_tokens=381), range(4))
     for name in "abc":
-        engine.attach(make_turn(name, ids[:20]))
+        attach(engine, make_turn(name, ids[:20]))
     with pytest.raises(QueueFull):
-        engine.attach(make_turn("d", ids[:20]))
+        attach(engine, make_turn("d", ids[:20]))
 
 
 @pytest.mark.parametrize(
@@ -105,46 +97,14 @@ def test_what_cannot_fit_is_refused_with_the_numbers(model: Model, ids: I64) -> 
 )
 def test_plans_that_cannot_be_run_are_typed(model: Model, ids: I64, plan: StepPlan) -> None:
     engine = make_engine(model)
-    engine.attach(make_turn("a", ids[:20]))
+    attach(engine, make_turn("a", ids[:20]))
     with pytest.raises(EngineFailed):
         engine.run(plan)
 
 
-async def test_a_session_moves_between_engines(model: Model, ids: I64) -> None:
-    here, there = make_engine(model), make_engine(model)
-    turn = make_turn("a", ids[:50])
-    expected = tokens(generate(here, turn, 50))
-    here.attach(make_turn("a", ids[:40]))
-    here.run(StepPlan(prefill=(PrefillRange("a", 0, 40),)))
-    there.attach(turn)
-    await there.import_session("a", await here.export_session("a"), 40)
-    results = there.run(StepPlan(prefill=(PrefillRange("a", 40, 50),)))
-    while results[-1].finish is None:
-        results += there.run(StepPlan(decode=("a",)))
-    assert tokens(results) == expected
-
-
-async def test_a_foreign_or_damaged_session_is_refused(model: Model, ids: I64) -> None:
-    engine = make_engine(model)
-    engine.attach(make_turn("a", ids[:40]))
-    engine.run(StepPlan(prefill=(PrefillRange("a", 0, 40),)))
-    session = await engine.export_session("a")
-    other = ReferenceEngine(model, "reference", "other", context_tokens=400, max_turns=1, prefill="exact")
-    other.attach(make_turn("b", ids[:50]))
-    with pytest.raises(CheckpointError, match="the cache is of"):
-        await other.import_session("b", session, 40)
-    damaged = msgspec.structs.replace(session, parts={**session.parts, "layers.0.window": b"short"})
-    with pytest.raises(CheckpointError, match="does not fit"):
-        await engine.import_session("a", damaged, 40)
-    with pytest.raises(CheckpointError, match="bytes of ids"):
-        await engine.import_session("a", msgspec.structs.replace(session, ids=session.ids[8:]), 40)
-    with pytest.raises(CheckpointError, match="cannot be cut to 23"):
-        await engine.import_session("a", session, 23)
-
-
 async def test_steps_run_off_the_loop_and_close_ends(model: Model, ids: I64) -> None:
     engine = make_engine(model)
-    engine.attach(make_turn("a", ids[:20]))
+    attach(engine, make_turn("a", ids[:20]))
     results = await engine.step(StepPlan(prefill=(PrefillRange("a", 0, 20),)))
     assert np.size(results[0].ids) == 1
     await engine.close()

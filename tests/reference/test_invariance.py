@@ -114,15 +114,6 @@ def test_taking_back_tokens_leaves_no_trace(model: Model, ids: I64, length: int)
     assert tried.global_bytes() == clean.global_bytes()
 
 
-@pytest.mark.parametrize("length", [31, 100, 129])
-def test_a_cache_taken_along_goes_on_exactly(model: Model, ids: I64, length: int) -> None:
-    here, there = model.new_cache(), model.new_cache()
-    model.forward([(here, ids[:length])])
-    there.import_parts(here.ids, dict(here.export_parts()))
-    assert np.array_equal(decode(model, there, ids[:24]), decode(model, here, ids[:24]))
-    assert there.global_bytes() == here.global_bytes()
-
-
 def test_released_decode_differs_through_index_keys(model: Model, ids: I64) -> None:
     """The test switch: with the released keys a decode at an even position scores against the ratio-1 keys."""
     own, released = model.new_cache(), model.new_cache()

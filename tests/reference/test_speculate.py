@@ -17,6 +17,7 @@ from dsuf.reference.model import Model, PrefillMode
 from dsuf.reference.sampler import choose, distribution
 from dsuf.reference.speculate import Anchor, Drafter, HeadDrafter, Speculation, resolve
 from dsuf.types import PrefillRange, Prompt, Sampling, StepPlan, StepResult, Turn
+from tests.reference.rig import attach
 
 WANTED = 40
 SIZE = 5
@@ -79,7 +80,7 @@ def make_turn(name: str, ids: I64, temperature: float = 0.0, seed: int = 1, max_
 
 def start(engine: ReferenceEngine, *turns: Turn) -> dict[str, list[int]]:
     for turn in turns:
-        engine.attach(turn)
+        attach(engine, turn)
     ranges = tuple(PrefillRange(turn.id, 0, len(turn.prompt.ids)) for turn in turns)
     return {result.turn: list(result.ids) for result in engine.run(StepPlan(prefill=ranges))}
 
@@ -186,7 +187,7 @@ def test_the_end_of_sentence_inside_a_block_ends_the_turn(
 ) -> None:
     engine = make_engine(model, Planned(plain[0], 61, [5], model.config.vocab_size))
     engine.facts = msgspec.structs.replace(engine.facts, eos_id=plain[0][stop_at])
-    engine.attach(make_turn("a", ids[:61]))
+    attach(engine, make_turn("a", ids[:61]))
     [result] = engine.run(StepPlan(prefill=(PrefillRange("a", 0, 61),)))
     reply = list(result.ids)
     while result.finish is None:

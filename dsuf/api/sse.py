@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Self
 
 from aiohttp import web
 
@@ -19,34 +20,83 @@ _HEADERS = {
 _FLUSH_TRIES, _FLUSH_PAUSE_S = 50, 0.02
 
 
-class SlowClient(ConnectionError):
-    """The client did not read for longer than the write deadline; its connection is aborted."""
-
-
 def frame(events: Iterable[Event]) -> bytes:
     """Events as they go over the wire."""
-    return b"".join(_frame_one(event.name, event.data) for event in events)
+    return "".join([_frame_one(event.name, event.data) for event in events]).encode()
 
 
 def frame_data(data: str) -> bytes:
     """An unnamed event."""
-    return _frame_one(None, data)
+    return _frame_one(None, data).encode()
 
 
-def _frame_one(name: str | None, data: str) -> bytes:
+def _frame_one(name: str | None, data: str) -> str:
     """One event; JSON has no line ends, so one data line holds it."""
-    return (f"event: {name}\n" if name is not None else "").encode() + b"data: " + data.encode() + b"\n\n"
+    return f"data: {data}\n\n" if name is None else f"event: {name}\ndata: {data}\n\n"
+
+
+class WriteDeadline:
+    """Calls `abort` once a write has waited for longer than `limit_s`: the client does not read.
+
+    One timer serves a whole stream and is set anew when it fires; one for each write would cost as much as the write.
+    """
+
+    def __init__(self, limit_s: float, abort: Callable[[], None]) -> None:
+        self._limit_s = limit_s
+        self._abort = abort
+        self._since_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, now_s: float) -> None:
+        """A write begins; one that waits already counts from its own beginning."""
+        if self._since_s is None:
+            self._since_s = now_s
+        if self._timer is None:
+            self._set(self._limit_s)
+
+    def end(self) -> None:
+        """It is done."""
+        self._since_s = None
+
+    def close(self) -> None:
+        """There will be no further write."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+    def _set(self, wait_s: float) -> None:
+        """Look at the write in `wait_s`."""
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+
+    def _look(self) -> None:
+        """Abort if the write that waits now is overdue, else look again when it, or the next one, would be."""
+        now_s = time.monotonic()
+        left_s = self._limit_s if self._since_s is None else self._since_s + self._limit_s - now_s
+        if left_s > 0:
+            self._set(left_s)
+        else:
+            self._abort()
 
 
 class EventStream:
-    """The response of a streaming request. Every write raises a `ConnectionError` once the client has gone."""
+    """The response of a streaming request, for use in a `with`; `close` or `break_off` ends it.
+
+    Every write raises a `ConnectionError`, or is cancelled with its handler, once the client has gone. A client that
+    takes nothing for longer than the write deadline has.
+    """
 
     def __init__(self, request: web.Request, exchange: Exchange, *, write_timeout_s: float) -> None:
         self._request = request
         self._exchange = exchange
-        self._write_timeout_s = write_timeout_s
+        self._deadline = WriteDeadline(write_timeout_s, self._abort)
         self._written_s = time.monotonic()
         self.response = web.StreamResponse(headers=_HEADERS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._deadline.close()
 
     async def open(self) -> None:
         """Send the status and the headers."""
@@ -56,12 +106,9 @@ class EventStream:
         """Write `data`; waits while the client does not read, for at most the write deadline."""
         self._written_s = time.monotonic()
         self._exchange.blocked = True  # true beyond this call only where the write had to wait and was interrupted
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await self.response.write(data)
-        except TimeoutError as error:
-            self._abort()
-            raise SlowClient("the client does not read") from error
+        self._deadline.begin(self._written_s)
+        await self.response.write(data)
+        self._deadline.end()
         self._exchange.blocked = False
 
     @contextlib.asynccontextmanager

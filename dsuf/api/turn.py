@@ -135,21 +135,21 @@ async def _reply_in_stream(
 ) -> web.StreamResponse:
     """The events as they come; a failure becomes the last of them."""
     settings, exchange = parts.settings, request[EXCHANGE]
-    stream = EventStream(request, exchange, write_timeout_s=settings.write_timeout_s)
-    await stream.open()
-    try:
-        async with stream.keep_alive(settings.keep_alive_s):
-            async for events in steps:
-                await stream.send(frame(events))
-            if reader.done_data is not None:
-                await stream.send(frame_data(reader.done_data))
-    except RequestError as error:
-        exchange.failure = type(error).__name__
-        last = dialect.frame_failure(error, exchange.request_id)
-        await (stream.break_off(last) if dialect.breaks_off else stream.send(last))
-    if not (exchange.failure and dialect.breaks_off):
-        await stream.close()
-    return stream.response
+    with EventStream(request, exchange, write_timeout_s=settings.write_timeout_s) as stream:
+        await stream.open()
+        try:
+            async with stream.keep_alive(settings.keep_alive_s):
+                async for events in steps:
+                    await stream.send(frame(events))
+                if reader.done_data is not None:
+                    await stream.send(frame_data(reader.done_data))
+        except RequestError as error:
+            exchange.failure = type(error).__name__
+            last = dialect.frame_failure(error, exchange.request_id)
+            await (stream.break_off(last) if dialect.breaks_off else stream.send(last))
+        if not (exchange.failure and dialect.breaks_off):
+            await stream.close()
+        return stream.response
 
 
 def _settle(exchange: Exchange, reader: Reader, parts: Parts) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from dsuf.reference.arithmetic import I64
 from dsuf.reference.engine import ReferenceEngine
-from dsuf.types import PrefillRange, Prompt, Sampling, StepPlan, StepResult, Turn
+from dsuf.types import PrefillRange, Prompt, Sampling, SessionState, StepPlan, StepResult, Turn
 
 
 def make_turn(name: str, ids: I64, max_tokens: int = 8, temperature: float = 0.0, seed: int = 5) -> Turn:
@@ -51,3 +51,16 @@ def tokens(results: list[StepResult]) -> list[int]:
 def global_bytes(engine: ReferenceEngine, turn: Turn) -> bytes:
     """The global cache of an attached turn."""
     return engine._turns[turn.id].cache.global_bytes()
+
+
+async def take_over(engine: ReferenceEngine, source: Turn, turn: Turn, length: int, state: SessionState | None) -> int:
+    """Attach `turn` behind the first `length` positions of `source`, as caches do it: whole pages are shared, the rows
+    of the last one copied, `state` resumed. Returns where its prefill begins."""
+    pages = engine._turns[source.id].table.pages.tolist()
+    whole = length // engine.layout.page_tokens
+    own = attach(engine, turn, pages[:whole])
+    if length % engine.layout.page_tokens:
+        rows = memoryview(bytearray(engine.layout.page_bytes))
+        await engine.read_pages([pages[whole]], [rows])
+        await engine.write_pages([own[whole]], [rows])
+    return await engine.resume(turn.id, length, state)

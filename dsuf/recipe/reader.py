@@ -33,7 +33,8 @@ class Reader:
     """Reads one reply: `open`, then `feed` each step's ids until `finished`, then `finish`.
 
     Single use. With stop strings the ids are fed one by one, so that text and usage end at the token that completes
-    one, wherever in a step it lies. The end-of-sentence token must not be fed; `completion_tokens` counts what was.
+    one, wherever in a step it lies; `finished` then says that nothing more may be fed, and generation should be
+    cancelled. The end-of-sentence token must not be fed; `completion_tokens` counts what was.
     """
 
     def __init__(
@@ -58,11 +59,7 @@ class Reader:
         self._answered = False
         self.completion_tokens = 0
         self.finish_reason: str | None = None
-
-    @property
-    def finished(self) -> bool:
-        """Whether a stop string has ended the reply: nothing more may be fed, and generation should be cancelled."""
-        return self._processor.finished
+        self.finished = False
 
     @property
     def dropped_call(self) -> bool:
@@ -92,8 +89,11 @@ class Reader:
         if not ids:
             return []
         self._saw_markup = self._saw_markup or self._dsml_id in ids
+        pieces = [(token,) for token in ids] if self._one_by_one else self._tail.cut(ids)
+        if len(pieces) == 1:
+            return self._push(pieces[0])
         events: list[Event] = []
-        for piece in [(token,) for token in ids] if self._one_by_one else self._tail.cut(ids):
+        for piece in pieces:
             events += self._push(piece)
             if self.finished:
                 break
@@ -118,7 +118,9 @@ class Reader:
         """Give `piece` to the library."""
         self.completion_tokens += len(piece)
         self._tail.add(piece)
-        return self._take(self._processor.push(InferenceChunk.tokens(piece)))
+        events = self._take(self._processor.push(InferenceChunk.tokens(piece)))
+        self.finished = self._processor.finished
+        return events
 
     def _flush(self) -> list[Event]:
         """Hand over what the library holds of an unfinished character."""
@@ -133,10 +135,12 @@ class Reader:
         events = []
         for chunk in chunks:
             data = chunk.to_json()
-            self._note_reason(data)
-            # Outside of strings only, where quotation marks are not escaped.
+            # Marks are looked for as they stand outside of strings, where quotation marks are not escaped.
+            if '_reason":"' in data:
+                self._note_reason(data)
             self._answered = self._answered or '"tool_calls":' in data or _BEGINS_ANSWER.search(data) is not None
-            events.append(Event(self._responses.sse_event_name(chunk), self._extend(data)))
+            data = self._extend(data) if '"usage":{' in data else data
+            events.append(Event(self._responses.sse_event_name(chunk), data))
             self._whole.accumulate(chunk)  # consumes the chunk, so it comes last
         return events
 
@@ -168,8 +172,7 @@ class Reader:
             counts["reasoning_tokens"] = total if thinks else min(total, counts["reasoning_tokens"])
 
     def _note_reason(self, data: str) -> None:
-        """Remember the reason for the end that the client is given, if the event `data` has one."""
-        if '"finish_reason":"' in data or '"stop_reason":"' in data:
-            event = msgspec.json.decode(data)
-            for ending in (*event.get("choices", ()), event.get("delta", {})):
-                self.finish_reason = ending.get("finish_reason") or ending.get("stop_reason") or self.finish_reason
+        """Remember the reason for the end that the event `data` gives the client."""
+        event = msgspec.json.decode(data)
+        for ending in (*event.get("choices", ()), event.get("delta", {})):
+            self.finish_reason = ending.get("finish_reason") or ending.get("stop_reason") or self.finish_reason

@@ -34,6 +34,8 @@ class Tail:
     def cut(self, ids: Sequence[int]) -> list[Sequence[int]]:
         """`ids` in pieces to push: the longest one that ends with a whole character, then each token apart."""
         whole = len(ids)
+        if not self._vocabulary.ends_open(ids[-1]):
+            return [ids]
         while whole and self._vocabulary.ends_open(ids[whole - 1]):
             whole -= 1
         singles = [ids[place : place + 1] for place in range(whole, len(ids))]

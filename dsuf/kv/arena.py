@@ -1,113 +1,280 @@
-"""The host store of commit points: a budget of bytes, and the states of what is kept.
+"""The host store: whole pages, each kept once, and commit points on them, within one buffer.
 
 absent -> filling (`reserve`) -> ready (`publish`) <-> leased (`lease`, `release`); `withdraw` makes what is leased
 dying until its last lease is returned, and everything else absent. All methods run on the event loop.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from dsuf.kv.entry import Entry, size_bytes
-from dsuf.kv.prefix import PrefixIndex
+from dsuf.kv.attach import usable_tokens
+from dsuf.kv.blocks import Blocks
+from dsuf.kv.point import CommitPoint, HostPage, PointHead
+from dsuf.kv.prefix import Node, PrefixTree
 from dsuf.kv.trace import Trace
-from dsuf.types import SessionCache
+from dsuf.kv.worth import Ranking
+
+
+class Filling:
+    """Blocks that are being written for a commit point on `trace`: whole pages after `base`, the begun page, the state.
+
+    Nobody else sees them before they are published. `valid` until what is kept was cleared.
+    """
+
+    def __init__(self, trace: Trace, base: HostPage | None, blocks: Sequence[int], pages: int, tail: bool) -> None:
+        self.trace, self.base = trace, base
+        self.first_page = 0 if base is None else base.node.pages
+        self.pages = list(blocks[:pages])
+        self.tail = blocks[pages] if tail else None
+        self.payload = list(blocks[pages + tail :])
+        self.valid = True
+
+    @property
+    def blocks(self) -> list[int]:
+        """All of them."""
+        return [*self.pages, *([] if self.tail is None else [self.tail]), *self.payload]
+
+
+class Lease:
+    """The right to read the pages up to `page`, and `point`, until `Arena.release`."""
+
+    def __init__(self, page: HostPage | None, point: CommitPoint | None) -> None:
+        self.page, self.point = page, point
+        self.live = True
+
+
+class Match(NamedTuple):
+    """A commit point and the positions of it that a prompt can use."""
+
+    point: CommitPoint
+    length: int
 
 
 class Arena:
-    """Entries within `budget_bytes`. `index` holds exactly the ready ones. `evicted` counts those that had to go."""
+    """Pages and commit points in `blocks`, whose size is that of a page, indexed in `tree`.
 
-    def __init__(self, budget_bytes: int) -> None:
-        self.budget_bytes = budget_bytes
-        self.index = PrefixIndex()
+    `evicted` counts the commit points that had to go.
+    """
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.blocks = blocks
+        self.tree = PrefixTree()
         self.evicted = 0
-        self._entries: dict[Entry, None] = {}  # oldest first, which decides between equals
-        self._bytes = 0
-        self._floor = 0.0
+        self._most_spare = 0
+        self._points: dict[CommitPoint, None] = {}
+        self._fillings: set[Filling] = set()
+        self._leases: set[Lease] = set()
+        self._ranking = Ranking()
 
-    def reserve(self, trace: Trace, cache: SessionCache) -> Entry | None:
-        """A filling entry for `cache`, or None where there is no room: what is leased, filling or dying stays.
-
-        Entries of the least worth make room, but none goes if it would not be enough.
-        """
-        wanted = self._bytes + size_bytes(cache) - self.budget_bytes
-        going = []
-        for entry in sorted((e for e in self._entries if _may_go(e)), key=lambda entry: entry.worth):
-            if wanted <= 0:
+    def find(self, path: Sequence[Node], prompt: Trace) -> Match | None:
+        """The commit point of which `prompt`, which walks `path`, can use the most positions, the shortest of several;
+        None if there is none."""
+        best: Match | None = None
+        for node in reversed(path):
+            for point in node.points:
+                head = point.head
+                common = head.common(prompt)
+                length = usable_tokens(head.length, head.spare, head.repeats, common=common, prompt=prompt.length)
+                if best is None or (length, -head.length) > (best.length, -best.point.head.length):
+                    best = Match(point, length)
+            # Points further up need fewer pages to be of use, so they are no longer than this.
+            if best is not None and best.length >= node.pages * prompt.page_tokens + self._most_spare:
                 break
-            going.append(entry)
-            wanted -= entry.bytes
-        if wanted > 0:
+        return best if best is not None and best.length > 0 else None
+
+    def find_exact(self, trace: Trace, length: int) -> CommitPoint | None:
+        """The commit point with a state that holds the first `length` positions of `trace` and no more."""
+        path = self.tree.walk(trace)[: length // trace.page_tokens + 1]
+        lowest = max(0, length - self._most_spare) // trace.page_tokens
+        points = (point for node in path[lowest:] for point in node.points)
+        return next((p for p in points if p.head.length == length and p.head.common(trace) >= length), None)
+
+    def reserve(self, trace: Trace, length: int, payload_bytes: int) -> Filling | None:
+        """Blocks for a commit point of the first `length` positions of `trace`, or None where there is no room: what is
+        leased, filling or dying stays.
+
+        Commit points of the least worth make room, but none goes if it would not be enough.
+        """
+        whole, begun = divmod(length, trace.page_tokens)
+        base = next((n.host for n in reversed(self.tree.walk(trace)[: whole + 1]) if n.host is not None), None)
+        pages = whole - (0 if base is None else base.node.pages)
+        wanted = pages + (begun > 0) + self.blocks.blocks_for(payload_bytes)
+        if base is not None:
+            base.uses += 1
+        if not self._make_room(wanted, base):
+            self._unuse(base)
             return None
-        for entry in going:
-            self._floor = max(self._floor, entry.worth)
-            self.withdraw(entry)
-        self.evicted += len(going)
-        entry = Entry(trace, cache)
-        self._entries[entry] = None
-        self._bytes += entry.bytes
-        return entry
+        filling = Filling(trace, base, self.blocks.take(wanted), pages, begun > 0)
+        self._fillings.add(filling)
+        return filling
 
-    def publish(self, entry: Entry, checksum: bytes) -> None:
-        """Let a filling entry be found; one that was withdrawn meanwhile stays away."""
-        if entry.state == "filling":
-            entry.checksum, entry.state = checksum, "ready"
-            self._value(entry)
-            self.index.add(entry)
+    def publish(
+        self, filling: Filling, head: PointHead, checksums: Sequence[bytes], checksum: bytes
+    ) -> CommitPoint | None:
+        """Let what was written be found: pages with their `checksums`, and the point that they end in, with its own.
 
-    def lease(self, entry: Entry) -> None:
-        """Keep a ready entry until `release`."""
-        assert entry.state == "ready", entry.state
-        entry.leases += 1
+        None where it was dropped meanwhile, or what it stands on.
+        """
+        if not filling.valid or (filling.base is not None and filling.base.node.host is not filling.base):
+            self.abandon(filling)
+            return None
+        self._fillings.discard(filling)
+        last = self._add_pages(filling, checksums)
+        anchor = self.tree.root(filling.trace) if last is None else last.node
+        while anchor.pages * filling.trace.page_tokens > head.anchor_tokens and anchor.parent is not None:
+            anchor = anchor.parent
+        point = CommitPoint(head, anchor, last, filling.tail, filling.payload, checksum)
+        self._points[point] = None
+        if last is not None:
+            last.points.append(point)
+        if head.stateful:
+            anchor.points.append(point)
+        self._most_spare = max(self._most_spare, head.spare, head.repeats)
+        self._ranking.value(point)
+        self._unuse(filling.base)
+        return point
 
-    def release(self, entry: Entry) -> None:
-        """Return a lease."""
-        assert entry.leases > 0
-        entry.leases -= 1
-        if entry.state == "dying" and not entry.leases:
-            self._drop(entry)
+    def abandon(self, filling: Filling) -> None:
+        """Give up what was not published; nobody writes it any more. Idempotent."""
+        if filling in self._fillings:
+            self._fillings.discard(filling)
+            self.blocks.give(filling.blocks)
+            self._unuse(filling.base)
 
-    def credit(self, entry: Entry) -> None:
-        """`entry` was of use, or would have been made again."""
-        entry.uses += 1
-        self._value(entry)
+    def lease(self, page: HostPage | None, point: CommitPoint | None = None) -> Lease:
+        """Keep the pages up to `page`, and a ready `point`, until `release`."""
+        lease = Lease(page, point)
+        if page is not None:
+            page.uses += 1
+        if point is not None:
+            assert point.state == "ready", point.state
+            point.leases += 1
+        self._leases.add(lease)
+        return lease
 
-    def withdraw(self, entry: Entry) -> None:
-        """Let `entry` be found no more, and drop it as soon as nobody uses it; idempotent."""
-        if entry.state == "ready":
-            self.index.remove(entry)
-        if entry.state in ("ready", "filling"):
-            entry.state = "dying"
-            if not entry.leases:
-                self._drop(entry)
+    def release(self, lease: Lease) -> None:
+        """Return a lease; idempotent."""
+        if not lease.live:
+            return
+        lease.live = False
+        self._leases.discard(lease)
+        if lease.point is not None:
+            lease.point.leases -= 1
+            if lease.point.state == "dying" and not lease.point.leases:
+                self._drop(lease.point)
+        self._unuse(lease.page)
+
+    def credit(self, point: CommitPoint) -> None:
+        """`point` was of use, or would have been made again."""
+        point.uses += 1
+        self._ranking.value(point)
+
+    def withdraw(self, point: CommitPoint) -> None:
+        """Let `point` be found no more, and drop it as soon as nobody uses it; idempotent."""
+        if point.state != "ready":
+            return
+        point.state = "dying"
+        if point.head.stateful:
+            point.anchor.points.remove(point)
+        if not point.leases:
+            self._drop(point)
+        self.tree.prune(point.anchor)
+
+    def withdraw_page(self, page: HostPage) -> None:
+        """Let `page`, and all that stands on it, be found no more; leases keep the rows."""
+        pages = list(page.tree())
+        for point in [point for page in pages for point in page.points]:
+            self.withdraw(point)
+        for page in reversed(pages):
+            if page.node.host is page:
+                page.node.host = None
+                self.tree.prune(page.node)
 
     def clear(self) -> int:
-        """Withdraw everything; how many entries that were."""
-        entries = [entry for entry in self._entries if entry.state != "dying"]
-        for entry in entries:
-            self.withdraw(entry)
-        return len(entries)
+        """Withdraw everything, also what is being written; how many commit points that were."""
+        points = [point for point in self._points if point.state == "ready"]
+        for point in points:
+            self.withdraw(point)
+        for filling in self._fillings:
+            filling.valid = False
+        for node in list(self.tree.nodes()):
+            if node.host is not None:
+                self.withdraw_page(node.host)
+        return len(points)
 
     def counters(self) -> Mapping[str, int]:
-        """What is kept now, and what is in use: leases and entries being filled or dying are zero when idle."""
-        states = [entry.state for entry in self._entries]
+        """What is kept now, and what is in use: leases and what is being filled or dies are zero when idle."""
         return {
-            "entries": len(states),
-            "bytes": self._bytes,
-            "leases": sum(entry.leases for entry in self._entries),
-            "filling": states.count("filling"),
-            "dying": states.count("dying"),
+            "entries": len(self._points),
+            "bytes": (self.blocks.count - self.blocks.free) * self.blocks.block_bytes,
+            "leases": len(self._leases),
+            "filling": len(self._fillings),
+            "dying": sum(point.state == "dying" for point in self._points),
         }
 
-    def _value(self, entry: Entry) -> None:
-        """Tokens saved a byte and use, on top of what the last evicted entry was worth: so age counts too."""
-        entry.worth = self._floor + (1 + entry.uses) * entry.cache.length / entry.bytes
+    def _make_room(self, wanted: int, base: HostPage | None) -> bool:
+        """Whether `wanted` blocks are free, after evicting what is worth the least."""
+        if wanted > self.blocks.free and wanted > self.blocks.count - self._pinned(base):
+            return False
+        while self.blocks.free < wanted and (point := self._ranking.pop()) is not None:
+            self.evicted += 1
+            self.withdraw(point)
+        return self.blocks.free >= wanted
 
-    def _drop(self, entry: Entry) -> None:
-        """Nothing is left of `entry`."""
-        entry.state = "absent"
-        del self._entries[entry]
-        self._bytes -= entry.bytes
+    def _pinned(self, base: HostPage | None) -> int:
+        """Blocks that no eviction frees."""
+        pinned = sum(len(filling.blocks) for filling in self._fillings)
+        tops = [base, *(filling.base for filling in self._fillings), *(lease.page for lease in self._leases)]
+        for point in {lease.point for lease in self._leases if lease.point is not None}:
+            pinned += len(point.blocks) + (point.tail is not None)
+            tops.append(point.page)
+        seen: set[HostPage] = set()
+        for top in tops:
+            for page in top.chain() if top is not None else ():
+                if page in seen:
+                    break
+                seen.add(page)
+        return pinned + len(seen)
 
+    def _add_pages(self, filling: Filling, checksums: Sequence[bytes]) -> HostPage | None:
+        """Put the pages of `filling` into the tree; the last one. One that came there meanwhile is as good."""
+        last = filling.base
+        node = self.tree.root(filling.trace) if last is None else last.node
+        nodes = self.tree.follow(node, filling.trace, filling.first_page + len(filling.pages))
+        for node, block, checksum in zip(nodes, filling.pages, checksums, strict=True):
+            if node.host is None:
+                node.host = HostPage(node, last, block, checksum)
+                if last is not None:
+                    last.followers.append(node.host)
+            else:
+                self.blocks.give([block])
+            last = node.host
+        return last
 
-def _may_go(entry: Entry) -> bool:
-    """Whether `entry` may be evicted."""
-    return entry.state == "ready" and not entry.leases
+    def _drop(self, point: CommitPoint) -> None:
+        """Nothing is left of `point`."""
+        point.state = "absent"
+        del self._points[point]
+        self.blocks.give([*point.blocks, *([] if point.tail is None else [point.tail])])
+        if point.page is not None:
+            point.page.points.remove(point)
+            self._let_go(point.page)
+
+    def _unuse(self, page: HostPage | None) -> None:
+        """One use less of `page`."""
+        if page is not None:
+            page.uses -= 1
+            self._let_go(page)
+
+    def _let_go(self, page: HostPage) -> None:
+        """Something that stood on `page` is gone; what nothing stands on goes too."""
+        while not page.holds:
+            self.blocks.give([page.block])
+            if page.node.host is page:
+                page.node.host = None
+                self.tree.prune(page.node)
+            if page.parent is None:
+                return
+            page.parent.followers.remove(page)
+            page = page.parent
+        self._ranking.widow(page)

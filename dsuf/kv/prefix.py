@@ -1,64 +1,109 @@
-"""The index over commit points: which of them serves a prompt best."""
+"""The index over prefixes: a tree of whole pages, by what they hold under what stands before them.
 
-from typing import NamedTuple
+A digest finds a page among those that follow another; comparing its content, on the way from the root, makes it sure.
+"""
 
-from dsuf.kv.attach import usable_tokens
-from dsuf.kv.entry import Entry
-from dsuf.kv.trace import BLOCK_TOKENS, Trace, common_tokens
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+from dsuf.kv.trace import Trace
 
-class Match(NamedTuple):
-    """An entry and the positions of it that the prompt can use."""
-
-    entry: Entry
-    length: int
+if TYPE_CHECKING:
+    from dsuf.kv.point import CommitPoint, HostPage
 
 
-class PrefixIndex:
-    """Entries by the digest of the blocks that a prompt must share with them to have any use of them."""
+class Node:
+    """A page of a prefix, wherever its rows are: `device` is its page in the pool, `host` its copy in the arena.
+
+    `pages` counts it and those before it; the root of a tenant stands for none. `points` are the commit points that
+    need the pages up to here in common with a prompt, `pins` the turns that are about to add to it.
+    """
+
+    __slots__ = ("children", "content", "device", "digest", "host", "pages", "parent", "pins", "points")
+
+    def __init__(self, parent: "Node | None", digest: bytes, content: bytes) -> None:
+        self.parent, self.digest, self.content = parent, digest, content
+        self.pages: int = -1 if parent is None else parent.pages + 1
+        self.children: dict[bytes, list[Node]] = {}
+        self.device: int | None = None
+        self.host: HostPage | None = None
+        self.points: list[CommitPoint] = []
+        self.pins = 0
+
+    def below(self) -> Iterator["Node"]:
+        """The pages that follow this one."""
+        for nodes in self.children.values():
+            yield from nodes
+
+
+class PrefixTree:
+    """All nodes that somebody has a use for; `prune` drops the others."""
 
     def __init__(self) -> None:
-        self._entries: dict[bytes, list[Entry]] = {}
-        self._most_spare = 0
+        self._top = Node(None, b"", b"")
+        self._top.pins = 1
 
-    def add(self, entry: Entry) -> None:
-        """Let `entry` be found."""
-        self._entries.setdefault(_digest(entry), []).append(entry)
-        self._most_spare = max(self._most_spare, entry.cache.spare)
-
-    def remove(self, entry: Entry) -> None:
-        """Let `entry` be found no more; it is in the index."""
-        entries = self._entries[_digest(entry)]
-        entries.remove(entry)
-        if not entries:
-            del self._entries[_digest(entry)]
-
-    def find(self, prompt: Trace) -> Match | None:
-        """The entry of which `prompt` can use the most positions, the shortest of several; None if there is none."""
-        best: Match | None = None
-        for blocks in range(len(prompt.chain) - 1, -1, -1):
-            for entry in self._entries.get(prompt.chain[blocks], ()):
-                found = Match(entry, usable_tokens(entry.cache, common_tokens(entry.trace, prompt), prompt.length))
-                if best is None or (found.length, -entry.cache.length) > (best.length, -best.entry.cache.length):
-                    best = found
-            # Entries further down need fewer blocks to be of use, so they are no longer than this.
-            if best is not None and best.length >= blocks * BLOCK_TOKENS + self._most_spare:
+    def walk(self, trace: Trace) -> list[Node]:
+        """The root that `trace` belongs to and the nodes of its first pages, as far as they are known; may be empty."""
+        path: list[Node] = []
+        node = self._find(self._top, trace.chain[0], trace.head)
+        while node is not None:
+            path.append(node)
+            if node.pages + 1 >= len(trace.chain):
                 break
-        return best if best is not None and best.length > 0 else None
+            node = self._find(node, trace.chain[node.pages + 1], trace.content(node.pages))
+        return path
 
-    def find_exact(self, trace: Trace, length: int) -> Entry | None:
-        """The entry that holds the first `length` positions of `trace` and no more."""
-        return next(
-            (
-                entry
-                for blocks in range(min(length // BLOCK_TOKENS, len(trace.chain) - 1), -1, -1)
-                for entry in self._entries.get(trace.chain[blocks], ())
-                if entry.cache.length == length and common_tokens(entry.trace, trace) >= length
-            ),
-            None,
-        )
+    def root(self, trace: Trace) -> Node:
+        """The root that `trace` belongs to, made if need be."""
+        return self._enter(self._top, trace.chain[0], trace.head)
+
+    def follow(self, node: Node, trace: Trace, pages: int) -> list[Node]:
+        """The nodes of `trace` after `node`, up to its first `pages` pages, made if need be."""
+        path = []
+        for page in range(node.pages, pages):
+            node = self._enter(node, trace.chain[page + 1], trace.content(page))
+            path.append(node)
+        return path
+
+    def pin(self, node: Node) -> None:
+        """Keep `node` until `unpin`."""
+        node.pins += 1
+
+    def unpin(self, node: Node) -> None:
+        """Return a pin."""
+        node.pins -= 1
+        self.prune(node)
+
+    def prune(self, node: Node) -> None:
+        """Drop `node`, and what stands before it, as far as they serve nobody."""
+        while node.parent is not None and not _serves(node):
+            siblings = node.parent.children.get(node.digest, [])
+            if node in siblings:  # it may be gone already
+                siblings.remove(node)
+                if not siblings:
+                    del node.parent.children[node.digest]
+            node = node.parent
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node, roots included."""
+        left = list(self._top.below())
+        while left:
+            node = left.pop()
+            left += node.below()
+            yield node
+
+    def _find(self, node: Node, digest: bytes, content: bytes) -> Node | None:
+        return next((child for child in node.children.get(digest, ()) if child.content == content), None)
+
+    def _enter(self, node: Node, digest: bytes, content: bytes) -> Node:
+        child = self._find(node, digest, content)
+        if child is None:
+            child = Node(node, digest, content)
+            node.children.setdefault(digest, []).append(child)
+        return child
 
 
-def _digest(entry: Entry) -> bytes:
-    """The digest of the whole blocks within the shortest length at which `entry` is of use."""
-    return entry.trace.chain[max(0, entry.cache.length - entry.cache.spare) // BLOCK_TOKENS]
+def _serves(node: Node) -> bool:
+    """Whether anything hangs on `node`."""
+    return bool(node.children or node.points or node.pins or node.host is not None or node.device is not None)

@@ -1,61 +1,77 @@
 """What a cache depends on, position by position: tokens and pictures, under a fingerprint and a tenant's salt.
 
-Its digests form a chain over blocks of tokens, so one digest stands for everything up to the end of its block.
+Its digests form a chain over pages, so one digest stands for everything up to the end of its page.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from dsuf.types import Prompt, Span
+from dsuf.types import CacheLayout, Prompt, Span
 
-BLOCK_TOKENS = 64
-_ID_BYTES = 8
+ID_BYTES = 8
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequence of tokens (`ids`: 8 bytes each, little-endian) with its pictures.
+    """A sequence of tokens (`ids`: 8 bytes each, little-endian) with its pictures, cut into pages.
 
-    `chain[k]` stands for the first k blocks, and `chain[0]` for fingerprint and salt alone.
+    `chain[k]` stands for the first k whole pages, and `chain[0]` for `head` alone: fingerprint, salt and page size.
+    `shown` holds, of the pages with pictures, what is to be seen of them.
     """
 
-    fingerprint: str
-    salt: str
+    head: bytes
+    page_tokens: int
     ids: bytes
     spans: tuple[Span, ...]
+    shown: Mapping[int, bytes]
     chain: tuple[bytes, ...]
 
     @property
     def length(self) -> int:
         """Its tokens."""
-        return len(self.ids) // _ID_BYTES
+        return len(self.ids) // ID_BYTES
+
+    def content(self, page: int) -> bytes:
+        """What whole page number `page` holds: its ids, then its pictures."""
+        size = self.page_tokens * ID_BYTES
+        return self.ids[page * size : (page + 1) * size] + self.shown.get(page, b"")
 
 
-def trace_prompt(fingerprint: str, prompt: Prompt) -> Trace:
+def trace_prompt(layout: CacheLayout, prompt: Prompt) -> Trace:
     """The trace of a prompt."""
-    ids = np.array(prompt.ids, "<i8").tobytes()
-    return make_trace(fingerprint, prompt.salt, ids, prompt.spans)
+    return make_trace(layout, prompt.salt, np.array(prompt.ids, "<i8").tobytes(), prompt.spans)
 
 
-def make_trace(fingerprint: str, salt: str, ids: bytes, spans: Sequence[Span]) -> Trace:
+def make_trace(layout: CacheLayout, salt: str, ids: bytes, spans: Iterable[Span]) -> Trace:
     """The trace of `ids`, with those of `spans` that begin within them."""
-    within = tuple(sorted((s for s in spans if s.start * _ID_BYTES < len(ids)), key=lambda span: span.start))
-    chain = tuple(_link(fingerprint, salt, ids, within))
-    return Trace(fingerprint=fingerprint, salt=salt, ids=ids, spans=within, chain=chain)
+    head = msgspec.json.encode([layout.fingerprint, salt, layout.page_tokens])
+    return _trace(head, layout.page_tokens, ids, spans, (digest(b"", head),))
+
+
+def follow_trace(trace: Trace, ids: bytes, spans: Iterable[Span]) -> Trace:
+    """As `make_trace`, for `ids` that go on from `trace` or end within it: its links are not made again."""
+    size = trace.page_tokens * ID_BYTES
+    same = min(len(ids), len(trace.ids)) // size if ids[: len(trace.ids)] == trace.ids[: len(ids)] else 0
+    return _trace(trace.head, trace.page_tokens, ids, spans, trace.chain[: same + 1])
 
 
 def common_tokens(a: Trace, b: Trace) -> int:
     """How many first positions hold the same in both: tokens, and pictures as a whole."""
-    if (a.fingerprint, a.salt) != (b.fingerprint, b.salt):
-        return 0
-    size = min(len(a.ids), len(b.ids))
-    same = size // _ID_BYTES
-    if a.ids[:size] != b.ids[:size]:
-        differs = np.frombuffer(a.ids[:size], np.int64) != np.frombuffer(b.ids[:size], np.int64)
-        same = int(np.argmax(differs))
-    return min([same, *(span.start for span in set(a.spans) ^ set(b.spans))])
+    return common_after(0, a.ids, a.spans, b) if a.head == b.head else 0
+
+
+def common_after(start: int, ids: bytes, spans: Iterable[Span], trace: Trace) -> int:
+    """As `common_tokens`, for a sequence that is known to share the first `start` positions of `trace` and goes on with
+    `ids`; `spans` are those of the whole sequence."""
+    other = trace.ids[start * ID_BYTES : start * ID_BYTES + len(ids)]
+    ids = ids[: len(other)]
+    same = len(ids) // ID_BYTES
+    if ids != other:
+        same = int(np.argmax(np.frombuffer(ids, np.int64) != np.frombuffer(other, np.int64)))
+    differ = (span.start for span in set(spans) ^ set(trace.spans) if span.start >= start)
+    return min([start + same, *differ])
 
 
 def digest(previous: bytes, content: bytes) -> bytes:
@@ -63,12 +79,27 @@ def digest(previous: bytes, content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16, key=previous).digest()
 
 
-def _link(fingerprint: str, salt: str, ids: bytes, spans: Sequence[Span]) -> Iterator[bytes]:
-    """The chain."""
-    last = digest(b"", msgspec.json.encode([fingerprint, salt]))
-    yield last
-    for block in range(len(ids) // _ID_BYTES // BLOCK_TOKENS):
-        start, stop = block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS
-        shown = [[s.start, s.stop, s.digest.hex()] for s in spans if s.start < stop and s.stop > start]
-        last = digest(last, ids[start * _ID_BYTES : stop * _ID_BYTES] + msgspec.json.encode(shown))
+def _trace(head: bytes, page_tokens: int, ids: bytes, spans: Iterable[Span], chain: tuple[bytes, ...]) -> Trace:
+    """A trace whose first links are `chain`."""
+    within = tuple(sorted((s for s in spans if s.start * ID_BYTES < len(ids)), key=lambda span: span.start))
+    bare = Trace(
+        head=head, page_tokens=page_tokens, ids=ids, spans=within, shown=_show(within, page_tokens), chain=chain
+    )
+    return msgspec.structs.replace(bare, chain=(*chain, *_link(bare)))
+
+
+def _show(spans: Sequence[Span], page_tokens: int) -> dict[int, bytes]:
+    """By page, the pictures that reach into it."""
+    pages: dict[int, list[object]] = {}
+    for span in spans:
+        for page in range(span.start // page_tokens, (span.stop - 1) // page_tokens + 1):
+            pages.setdefault(page, []).append([span.start, span.stop, span.digest.hex()])
+    return {page: msgspec.json.encode(shown) for page, shown in pages.items()}
+
+
+def _link(trace: Trace) -> Iterator[bytes]:
+    """The links that `trace` does not have yet."""
+    last = trace.chain[-1]
+    for page in range(len(trace.chain) - 1, trace.length // trace.page_tokens):
+        last = digest(last, trace.content(page))
         yield last

@@ -1,39 +1,169 @@
-"""Small caches, and engines that give and take them."""
+"""Session caches over the toy engine, and turns that go through them by hand, without a scheduler."""
 
+import asyncio
 from collections.abc import Sequence
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from dsuf.kv.arena import Arena
-from dsuf.kv.entry import Entry, checksum
-from dsuf.kv.trace import Trace, make_trace
-from dsuf.types import SessionCache, Span
-
-FINGERPRINT = "scripted"
-
-
-def make_cache(ids: Sequence[int], *, spare: int = 0, repeats: bool = False, rows: int = 100) -> SessionCache:
-    """A cache of these ids with `rows` bytes of rows."""
-    return SessionCache(
-        fingerprint=FINGERPRINT, length=len(ids), ids=np.array(ids, "<i8").tobytes(), parts={"rows": bytes(rows)},
-        spare=spare, repeats=repeats,
-    )  # fmt: skip
+from dsuf.kv.blocks import Blocks, map_memory
+from dsuf.kv.commit import is_due
+from dsuf.kv.sessions import Restored, Sessions
+from dsuf.observe.metrics import Metrics
+from dsuf.types import PrefillRange, StepPlan, StepResult, Turn
+from tests.toy import ToyEngine
 
 
-def make_prompt_trace(
-    ids: Sequence[int], *, fingerprint: str = FINGERPRINT, salt: str = "", spans: tuple[Span, ...] = ()
-) -> Trace:
-    """The trace of a prompt."""
-    return make_trace(fingerprint, salt, np.array(ids, "<i8").tobytes(), spans)
+class Done(NamedTuple):
+    """A turn that went through: what it took over, its tokens, and those of its prompt and reply together."""
+
+    restored: Restored
+    ids: list[int]
+    conversation: tuple[int, ...]
 
 
-def put(
-    arena: Arena, ids: Sequence[int], *, salt: str = "", spans: tuple[Span, ...] = (), spare: int = 0,
-    repeats: bool = False, rows: int = 100,
-) -> Entry | None:  # fmt: skip
-    """Keep a cache; None where there is no room."""
-    cache = make_cache(ids, spare=spare, repeats=repeats, rows=rows)
-    entry = arena.reserve(make_prompt_trace(ids, salt=salt, spans=spans), cache)
-    if entry is not None:
-        arena.publish(entry, checksum(cache))
-    return entry
+class Rig:
+    """Sessions over a toy engine with an arena of `blocks` blocks."""
+
+    def __init__(self, *, blocks: int = 200, deadline_s: float = 0.5, **engine: Any) -> None:
+        self.engine = ToyEngine(**engine)
+        self.metrics = Metrics("test")
+        self.arena = make_arena(self.engine, blocks)
+        self.sessions = Sessions(self.engine, self.arena, self.metrics, deadline_s=deadline_s)
+
+    async def run(self, turn: Turn, *, chunk: int = 16, drafts: int = 0) -> Done:
+        """Take `turn` from its admission to its release; what it leaves behind is kept when this returns."""
+        restored = await self.begin(turn)
+        ids = await self.compute(turn, restored.start, chunk=chunk, drafts=drafts)
+        await self.end(turn)
+        await self.settle()
+        assert self.engine.violations == []
+        return Done(restored, ids, (*turn.prompt.ids, *ids))
+
+    async def begin(self, turn: Turn) -> Restored:
+        """Admit, attach, restore; again where it has to be."""
+        while True:
+            pages = await self.sessions.admit(turn)
+            assert pages is not None, "no room"
+            self.engine.attach(turn, pages)
+            restored = await self.sessions.restore(turn)
+            if restored is not None:
+                assert restored.device_tokens + restored.host_tokens + restored.peer_tokens == restored.start
+                assert restored.start < len(turn.prompt.ids)
+                return restored
+            self.engine.detach(turn.id)
+            self.sessions.release(turn.id)
+
+    async def compute(self, turn: Turn, start: int, *, chunk: int = 16, drafts: int = 0) -> list[int]:
+        """Prefill from `start` and decode, committing what is due; the tokens."""
+        length, kept, ids = len(turn.prompt.ids), start, list[int]()
+        for first in range(start, length, chunk):
+            stop = min(first + chunk, length)
+            plan = StepPlan(prefill=(PrefillRange(turn.id, first, stop),))
+            step = asyncio.ensure_future(self.engine.step(plan))
+            exact = not self.engine.layout.replay_tokens
+            if is_due(stop, prompt=length, kept=kept, chunk_tokens=chunk, exact=exact):
+                kept = stop
+                self.sessions.commit(turn, stop, step)
+            [result] = await self.step(turn, step)
+            ids += result.ids
+            self.sessions.advance(turn.id, stop)
+        self.sessions.trust(turn.id)
+        while result.finish is None:
+            step = asyncio.ensure_future(self.engine.step(StepPlan(decode=(turn.id,), drafts=drafts)))
+            [result] = await self.step(turn, step)
+            ids += result.ids
+        return ids
+
+    async def step(self, turn: Turn, step: "asyncio.Future[list[StepResult]]") -> list[StepResult]:
+        """The results of a step; what it fails behind is blamed."""
+        try:
+            return await step
+        except Exception:
+            self.sessions.blame(turn.id)
+            self.engine.detach(turn.id)
+            self.sessions.release(turn.id)
+            raise
+
+    async def end(self, turn: Turn) -> None:
+        """Commit, detach, release."""
+        await self.sessions.commit(turn, len(turn.prompt.ids) + turn.sampling.max_tokens)
+        self.engine.detach(turn.id)
+        self.sessions.release(turn.id)
+
+    async def settle(self) -> None:
+        """Wait until nothing is on its way."""
+        while self.sessions.counters()["copies"]:
+            await asyncio.sleep(0)
+
+    def check_idle(self) -> None:
+        """Nothing is in use, and no page, block or node is lost."""
+        counters = self.sessions.counters()
+        in_use = {name: counters[name] for name in ("leases", "filling", "dying", "turns", "copies", "pages_held")}
+        assert set(in_use.values()) == {0}, in_use
+        check_books(self.sessions)
+
+    async def close(self) -> None:
+        """Everything comes back."""
+        self.check_idle()
+        await self.sessions.close()
+        assert set(self.sessions.counters().values()) == {0}
+        assert list(self.arena.tree.nodes()) == []
+        assert self.sessions.pool.room == self.engine.layout.pages
+        assert self.arena.blocks.free == self.arena.blocks.count
+        assert self.engine.violations == []
+
+    def count(self, name: str) -> float:
+        """A sample of the metrics, by its line's beginning."""
+        lines = self.metrics.render().decode().splitlines()
+        return next(float(line.split()[-1]) for line in lines if line.startswith(f"dsuf_session_cache_{name}"))
+
+
+def make_arena(engine: ToyEngine, blocks: int) -> Arena:
+    """An arena of so many blocks."""
+    size = engine.layout.page_bytes
+    return Arena(Blocks(size, map_memory(blocks * size)))
+
+
+def check_books(sessions: Sessions) -> None:
+    """Every page and block is in one place, and the counts of who uses them are right."""
+    check_pool(sessions)
+    check_arena(sessions.arena)
+
+
+def check_pool(sessions: Sessions) -> None:
+    """Device pages: free, held or cached, each of them once."""
+    pool = sessions.pool
+    held = {page for page, references in enumerate(pool._references) if references}
+    assert all(references >= 0 for references in pool._references)
+    assert sorted([*pool._free, *pool._cached, *held]) == list(range(pool.pages))
+    assert set(pool._cached) <= set(pool._named)
+    assert {node.device for node in sessions.arena.tree.nodes() if node.device is not None} <= set(pool._named)
+    assert all(node.device == page for page, node in pool._named.items())
+
+
+def check_arena(arena: Arena) -> None:
+    """Blocks: free or in one entry; pages stand as long as something stands on them."""
+    pages = {page for node in arena.tree.nodes() if (page := node.host) is not None}
+    for top in [*(point.page for point in arena._points), *(lease.page for lease in arena._leases)]:
+        pages |= set(top.chain()) if top is not None else set()
+    for filling in arena._fillings:
+        pages |= set(filling.base.chain()) if filling.base is not None else set()
+    used = [page.block for page in pages]
+    used += [block for filling in arena._fillings for block in filling.blocks]
+    for point in arena._points:
+        used += [*point.blocks, *([] if point.tail is None else [point.tail])]
+        assert (point in point.anchor.points) == (point.state == "ready" and point.head.stateful)
+    assert sorted([*used, *arena.blocks._free]) == list(range(arena.blocks.count))
+    for page in pages:
+        assert page.holds > 0
+        assert page.parent is None or page in page.parent.followers
+        assert page.node.host is not page or page.parent is None or page.node.parent.host is page.parent  # type: ignore
+        uses = sum(lease.page is page for lease in arena._leases)
+        assert page.uses == uses + sum(filling.base is page for filling in arena._fillings)
+    for node in arena.tree.nodes():
+        assert node.children or node.points or node.pins or node.host is not None or node.device is not None
+
+
+def ids(*parts: Sequence[int] | int) -> tuple[int, ...]:
+    """A prompt: numbers stand for so many tokens from 100 on."""
+    return tuple(t for part in parts for t in (range(100, 100 + part) if isinstance(part, int) else part))

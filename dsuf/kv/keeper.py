@@ -1,0 +1,203 @@
+"""Copying out: what a turn has computed goes from the engine to the arena; it is written, then published."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from dsuf.kv.arena import Arena, Filling
+from dsuf.kv.calls import finish_within
+from dsuf.kv.holding import Holding
+from dsuf.kv.pages import PagePool
+from dsuf.kv.point import PointHead, make_head, seal, seal_point
+from dsuf.kv.trace import Trace, common_tokens, follow_trace
+from dsuf.observe.log import log_event
+from dsuf.observe.metrics import Metrics
+from dsuf.types import Engine, SessionState
+
+Step = asyncio.Future[Any]
+"""The step whose end is a commit point, as it was launched."""
+
+
+class Copy:
+    """A commit point on its way: about the first `length` positions of a turn, whose pages it holds meanwhile."""
+
+    def __init__(self, holding: Holding, length: int, step: Step | None) -> None:
+        self.holding, self.length, self.step = holding, length, step
+        self.state: SessionState | None = None
+
+
+class Keeper:
+    """Makes commit points, one at a time, so that two turns do not keep the same. No failure of it reaches a turn.
+
+    `on_room` runs when pages came free.
+    """
+
+    def __init__(self, engine: Engine, arena: Arena, pool: PagePool, metrics: Metrics, deadline_s: float) -> None:
+        self.on_room: Callable[[], None] = lambda: None
+        self._engine, self._arena, self._pool = engine, arena, pool
+        self._metrics, self._deadline_s = metrics, deadline_s
+        self._under_way: dict[asyncio.Task[None], Trace] = {}
+        self._one_by_one = asyncio.Lock()
+
+    @property
+    def under_way(self) -> int:
+        """Commit points on their way."""
+        return len(self._under_way)
+
+    def commit(self, holding: Holding, length: int, step: Step | None) -> asyncio.Task[None]:
+        """Keep the state and what it stands on; the task ends when the state has left the engine."""
+        return self._start(self._read, Copy(holding, length, step))
+
+    def commit_pages(self, holding: Holding, length: int) -> asyncio.Task[None]:
+        """Keep the whole pages within the first `length` positions of the prompt; the task ends when they are kept."""
+        return self._start(self._keep, Copy(holding, length, None))
+
+    async def wait_for(self, prompt: Trace) -> None:
+        """Wait for what is on its way and shares half of its prompt or more with `prompt`."""
+        while tasks := [t for t, trace in self._under_way.items() if 2 * common_tokens(trace, prompt) >= trace.length]:
+            await asyncio.wait(tasks)
+
+    async def drain(self) -> None:
+        """Wait, within the deadline, for all that is on its way."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                while self._under_way:
+                    await asyncio.wait(list(self._under_way))
+        except TimeoutError:
+            log_event("session caches not kept in time", level="warning", copies=len(self._under_way))
+
+    def _start(self, work: Callable[[Copy], Coroutine[Any, Any, None]], copy: Copy) -> asyncio.Task[None]:
+        """Begin `work`, at whose end the pages are given back."""
+        self._pool.retain(copy.holding.pages)
+        task = asyncio.create_task(work(copy))
+        if copy.holding.trace is not None:
+            self._under_way[task] = copy.holding.trace
+        task.add_done_callback(partial(self._end, copy))
+        return task
+
+    def _end(self, copy: Copy, task: asyncio.Task[None]) -> None:
+        """`task` is done, or was cancelled even before it began."""
+        self._under_way.pop(task, None)
+        self._pool.release(copy.holding.pages)
+        self.on_room()
+
+    async def _read(self, copy: Copy) -> None:
+        """Ask for the state, and let it be kept when it is there."""
+        try:
+            copy.state = await finish_within(self._engine.read_state(copy.holding.turn.id), self._deadline_s)
+        except Exception as error:
+            self._fail(copy, error)
+        if copy.state is not None and copy.state.length:
+            self._start(self._keep, copy)
+
+    async def _keep(self, copy: Copy) -> None:
+        """Keep what `copy` stands for, unless it is kept already or its step failed."""
+        async with self._one_by_one:
+            try:
+                if await self._is_good(copy):
+                    await self._copy_out(copy)
+            except Exception as error:
+                self._fail(copy, error)
+
+    async def _is_good(self, copy: Copy) -> bool:
+        """Whether the step behind `copy`, and the turn so far, came to a good end."""
+        if copy.step is not None:
+            await asyncio.wait({copy.step}, timeout=self._deadline_s)
+            if not copy.step.done() or copy.step.cancelled() or copy.step.exception() is not None:
+                return False
+        return not copy.holding.failed
+
+    async def _copy_out(self, copy: Copy) -> None:
+        """Make room, write, publish."""
+        trace, head = await asyncio.to_thread(_describe, copy)
+        if copy.holding.failed:
+            return
+        if head.stateful:
+            self._name(copy, trace)
+            if (point := self._arena.find_exact(trace, head.length)) is not None:
+                self._arena.credit(point)
+                return
+        evicted = self._arena.evicted
+        filling = self._arena.reserve(trace, head.length, head.payload_bytes)
+        self._metrics.count_evictions(self._arena.evicted - evicted)
+        if filling is None:
+            self._metrics.count_commit("refused")
+            return
+        checksums, checksum = await self._write(filling, copy, head)
+        self._publish(filling, copy, head, checksums, checksum)
+
+    def _publish(
+        self, filling: Filling, copy: Copy, head: PointHead, checksums: list[bytes], checksum: bytes
+    ) -> None:  # fmt: skip
+        """Let what was written be found, unless the turn failed meanwhile; it takes the place of pages without state."""
+        holding = copy.holding
+        if holding.failed:
+            self._arena.abandon(filling)
+            return
+        kept = self._arena.publish(filling, head, checksums, checksum)
+        if kept is None:
+            return
+        self._metrics.count_commit("kept")
+        if holding.run is not None:
+            self._arena.withdraw(holding.run)
+        holding.run = None if head.stateful else kept
+        if not holding.trusted:
+            holding.made.append(kept)
+
+    def _name(self, copy: Copy, trace: Trace) -> None:
+        """Let the pages of a turn be found on the device, those with generated tokens too."""
+        path = self._arena.tree.walk(trace) or [self._arena.tree.root(trace)]
+        path += self._arena.tree.follow(path[-1], trace, trace.length // trace.page_tokens)
+        for page, node in zip(copy.holding.pages, path[1:], strict=False):
+            self._pool.name(page, node)
+        self._arena.tree.prune(path[-1])
+
+    async def _write(self, filling: Filling, copy: Copy, head: PointHead) -> tuple[list[bytes], bytes]:
+        """Fill the blocks of `filling`; the checksums of its pages, and the commit point's.
+
+        On failure its blocks come back when nobody writes them any more.
+        """
+        blocks = [*filling.pages, *([] if filling.tail is None else [filling.tail])]
+        pages = copy.holding.pages[filling.first_page : filling.first_page + len(blocks)]
+        views = [self._arena.blocks.view(block) for block in blocks]
+        writing: asyncio.Future[Any] | None = None
+        try:
+            if blocks:
+                writing = asyncio.ensure_future(self._engine.read_pages(pages, views))
+                await finish_within(writing, self._deadline_s)
+            writing = asyncio.ensure_future(asyncio.to_thread(self._seal, filling, copy, head))
+            return await finish_within(writing, self._deadline_s)
+        except BaseException:
+            if writing is None or writing.done():
+                self._arena.abandon(filling)
+            else:
+                writing.add_done_callback(lambda _: self._arena.abandon(filling))
+            raise
+
+    def _seal(self, filling: Filling, copy: Copy, head: PointHead) -> tuple[list[bytes], bytes]:
+        """Write the state and take all checksums; in a thread."""
+        blocks = self._arena.blocks
+        payload = blocks.pieces(filling.payload, head.payload_bytes)
+        start = 0
+        for piece in payload:
+            assert copy.state is not None
+            piece[:] = copy.state.payload[start : start + len(piece)]
+            start += len(piece)
+        tail = [] if filling.tail is None else [blocks.view(filling.tail)]
+        return [seal(blocks.view(block)) for block in filling.pages], seal_point(head, tail, payload)
+
+    def _fail(self, copy: Copy, error: Exception) -> None:
+        """Something went wrong; the turn goes on without."""
+        self._metrics.count_commit("failed")
+        log_event("session cache failed", level="warning", error=error, what="export", turn=copy.holding.turn.id)
+
+
+def _describe(copy: Copy) -> tuple[Trace, PointHead]:
+    """The tokens of what is kept, and its head; in a thread."""
+    prompt, state = copy.holding.trace, copy.state
+    assert prompt is not None
+    if state is None:
+        return prompt, PointHead(length=copy.length - copy.length % prompt.page_tokens)
+    trace = follow_trace(prompt, state.ids, copy.holding.turn.prompt.spans)
+    return trace, make_head(trace, state)

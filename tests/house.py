@@ -41,7 +41,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("checkpoint/fetch.py",),
     "threadpoolctl": ("node/threads.py",),
     "uvloop": ("node/",),
-    "prometheus_client": ("observe/metrics.py",),
+    "prometheus_client": ("observe/metrics.py", "observe/histogram.py"),
     "redis": ("kv/directory.py",),
     "pyverbs": ("kv/rdma.py",),
     "cupy": ("cuda/",),

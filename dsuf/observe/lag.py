@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
-PERIOD_S = 0.01
-WINDOW = 6_000
+PERIOD_S = 0.05  # waking an idle process costs some 0.1 ms, so a hundred times a second would be 1 % of a core
+WINDOW = 1_200
 
 
 class LagSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,8 +27,9 @@ class LoopLag:
     another thread can tell that the loop stands still.
     """
 
-    def __init__(self, observe: Callable[[float], None] = lambda lag_s: None) -> None:
+    def __init__(self, observe: Callable[[float], None] = lambda lag_s: None, period_s: float = PERIOD_S) -> None:
         self._observe = observe
+        self._period_s = period_s
         self._samples: deque[float] = deque(maxlen=WINDOW)
         self.last_tick_s = time.monotonic()
 
@@ -36,8 +37,8 @@ class LoopLag:
         """Sample until cancelled."""
         self.last_tick_s = time.monotonic()
         while True:
-            due = time.monotonic() + PERIOD_S
-            await asyncio.sleep(PERIOD_S)
+            due = time.monotonic() + self._period_s
+            await asyncio.sleep(self._period_s)
             self.last_tick_s = time.monotonic()
             lag_s = max(0.0, self.last_tick_s - due)
             self._samples.append(lag_s)

@@ -15,7 +15,7 @@ def test_percentiles_are_nearest_rank() -> None:
 
 async def test_a_held_loop_shows() -> None:
     seen: list[float] = []
-    lag = LoopLag(seen.append)
+    lag = LoopLag(seen.append, period_s=0.01)
     sampling = asyncio.create_task(lag.run())
     await asyncio.sleep(0.05)
     time.sleep(0.1)  # noqa: ASYNC251 - holding the loop is the point

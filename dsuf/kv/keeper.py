@@ -33,10 +33,12 @@ class Keeper:
     `on_room` runs when pages came free.
     """
 
-    def __init__(self, engine: Engine, arena: Arena, pool: PagePool, metrics: Metrics, deadline_s: float) -> None:
-        self.on_room: Callable[[], None] = lambda: None
+    def __init__(
+        self, engine: Engine, arena: Arena, pool: PagePool, metrics: Metrics, deadline_s: float,
+        on_room: Callable[[], None],
+    ) -> None:  # fmt: skip
         self._engine, self._arena, self._pool = engine, arena, pool
-        self._metrics, self._deadline_s = metrics, deadline_s
+        self._metrics, self._deadline_s, self._on_room = metrics, deadline_s, on_room
         self._under_way: dict[asyncio.Task[None], Trace] = {}
         self._one_by_one = asyncio.Lock()
 
@@ -80,7 +82,7 @@ class Keeper:
         """`task` is done, or was cancelled even before it began."""
         self._under_way.pop(task, None)
         self._pool.release(copy.holding.pages)
-        self.on_room()
+        self._on_room()
 
     async def _read(self, copy: Copy) -> None:
         """Ask for the state, and let it be kept when it is there."""
@@ -130,7 +132,7 @@ class Keeper:
     def _publish(
         self, filling: Filling, copy: Copy, head: PointHead, checksums: list[bytes], checksum: bytes
     ) -> None:  # fmt: skip
-        """Let what was written be found, unless the turn failed meanwhile; it takes the place of pages without state."""
+        """Let what was written be found, unless the turn failed meanwhile; pages without a state give way to it."""
         holding = copy.holding
         if holding.failed:
             self._arena.abandon(filling)

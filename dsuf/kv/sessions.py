@@ -6,17 +6,17 @@ costs the reuse, never the turn.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from dsuf.errors import ContextTooLong
-from dsuf.kv.arena import Arena, Match
-from dsuf.kv.attach import NOTHING, Place, Restored, choose
+from dsuf.kv.arena import Arena
+from dsuf.kv.attach import Restored
 from dsuf.kv.holding import Holding
 from dsuf.kv.keeper import Keeper, Step
 from dsuf.kv.loader import Loader
 from dsuf.kv.pages import PagePool
 from dsuf.kv.point import DamagedCache, HostPage
-from dsuf.kv.prefix import Node
+from dsuf.kv.sources import Sources
 from dsuf.kv.trace import Trace, trace_prompt
 from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Metrics
@@ -29,26 +29,22 @@ _ATTEMPTS = 3
 
 
 class Sessions:
-    """The pages and session caches of one engine. All methods run on the event loop; digests and checksums do not."""
+    """The pages and session caches of one engine. All methods run on the event loop; digests and checksums do not.
+
+    `on_room` is called when pages came free other than by `release`: a copy was made of them.
+    """
 
     def __init__(self, engine: Engine, arena: Arena, metrics: Metrics, *, deadline_s: float = DEADLINE_S) -> None:
+        self.on_room: Callable[[], None] = lambda: None
         self.arena = arena
         self.pool = PagePool(engine.layout.pages, arena.tree.prune)
         self._engine, self._layout = engine, engine.layout
         self._metrics, self._deadline_s = metrics, deadline_s
         self._held: dict[str, Holding] = {}
         self._loader = Loader(engine, arena)
-        self._keeper = Keeper(engine, arena, self.pool, metrics, deadline_s)
+        self._keeper = Keeper(engine, arena, self.pool, metrics, deadline_s, lambda: self.on_room())
+        self._sources = Sources(self._layout, arena, self.pool)
         metrics.watch_sessions(self.counters)
-
-    @property
-    def on_room(self) -> Callable[[], None]:
-        """Called when pages came free other than by `release`: a copy was made of them."""
-        return self._keeper.on_room
-
-    @on_room.setter
-    def on_room(self, call: Callable[[], None]) -> None:
-        self._keeper.on_room = call
 
     def pages_for(self, turn: Turn) -> int:
         """Pages that `turn` can ever need."""
@@ -93,8 +89,8 @@ class Sessions:
             for left in reversed(range(_ATTEMPTS)):
                 if not holding.choice.length or await self._load(holding):
                     break
-                self._choose_again(holding, last=not left)
-                if not self._own_rest(holding):
+                self._sources.look_again(holding, last=not left)
+                if not self._sources.own_rest(holding):
                     return None
         except TimeoutError:
             return None
@@ -107,7 +103,7 @@ class Sessions:
         """The first `length` positions of the prompt of `turn` are computed: its whole pages can be shared."""
         holding = self._held.get(turn)
         if holding is not None and not holding.failed:
-            self._name(holding, min(length, len(holding.turn.prompt.ids)) // self._layout.page_tokens)
+            self._sources.name(holding, min(length, len(holding.turn.prompt.ids)) // self._layout.page_tokens)
 
     def commit(self, turn: Turn, length: int, step: Step | None = None) -> asyncio.Task[None]:
         """Keep the cache of an attached turn as all steps launched so far leave it, about `length` positions.
@@ -153,7 +149,7 @@ class Sessions:
         """`turn` is detached, or was not attached at all: its pages are given back. Idempotent."""
         holding = self._held.pop(turn, None)
         if holding is not None:
-            self._let_go(holding)
+            self._sources.let_go(holding)
             self.pool.release(holding.pages)
 
     def flush(self) -> int:
@@ -168,89 +164,30 @@ class Sessions:
         pages = {"pages_held": self.pool.held, "pages_cached": self.pool.cached}
         return {**self.arena.counters(), **own, **pages}
 
+    async def settle(self) -> None:
+        """Wait, within the deadline, for all copies that are on their way."""
+        await self._keeper.drain()
+
     async def close(self) -> None:
         """Wait for what is on its way, then drop everything."""
-        await self._keeper.drain()
+        await self.settle()
         self.flush()
 
     def _reserve(self, turn: Turn, trace: Trace | None, peer_from: int | None) -> tuple[int, ...] | None:
         """Choose sources and pages at once, so that nothing changes between the two."""
         holding = Holding(turn, trace, peer_from)
-        shared = self._look(holding, lambda page, node: node.device is not None)
+        shared = self._sources.look(holding, lambda page, node: node.device is not None)
         table = {page: node.device for page, node in shared.items() if node.device is not None}
         self.pool.retain(list(table.values()))
         fresh = self.pool.take(self.pages_for(turn) - len(table))
         if fresh is None:
             self.pool.release(list(table.values()))
-            self._let_go(holding)
+            self._sources.let_go(holding)
             return None
         holding.shared = set(table)
         holding.pages = [table[n] if n in table else fresh.pop() for n in range(self.pages_for(turn))]
         self._held[turn.id] = holding
         return tuple(holding.pages)
-
-    def _look(self, holding: Holding, shares: Callable[[int, Node], bool]) -> dict[int, Node]:
-        """Choose sources for the turn of `holding`, and lease them; the pages that it shares on the device.
-
-        `shares` says whether it can share the page of a node that has one.
-        """
-        trace = holding.trace
-        if trace is None:
-            return {}
-        path = self.arena.tree.walk(trace) or [self.arena.tree.root(trace)]
-        places = []
-        for page, node in enumerate(path[1:]):
-            if shares(page, node):
-                places.append(Place(node.digest, "device"))
-            elif node.host is not None:
-                places.append(Place(node.digest, holding.source(page * self._layout.page_tokens)))
-            else:
-                break
-        match = self.arena.find(path, trace)
-        holding.choice = choose(
-            places, [match.length] if match is not None else [], prompt=trace.length, layout=self._layout,
-            begun=holding.source(match.length if match is not None else 0),
-        )  # fmt: skip
-        whole = holding.choice.length // self._layout.page_tokens
-        self._pin(holding, path[whole])
-        self._lease(holding, match, path[: whole + 1])
-        return {page: path[page + 1] for page in range(whole) if places[page].source == "device"}
-
-    def _pin(self, holding: Holding, node: Node) -> None:
-        """Let `node` be the last that is known of the turn."""
-        self.arena.tree.pin(node)
-        if holding.node is not None:
-            self.arena.tree.unpin(holding.node)
-        holding.node = node
-
-    def _lease(self, holding: Holding, match: Match | None, path: Sequence[Node]) -> None:
-        """Keep what was chosen until it was copied."""
-        if match is not None and holding.choice.point is not None:
-            holding.point, holding.page = match.point, match.point.page
-        elif any(extent.source in ("host", "peer") for extent in holding.choice.extents):
-            holding.page = next(node.host for node in reversed(path) if node.host is not None)
-        if holding.point is not None or holding.page is not None:
-            holding.lease = self.arena.lease(holding.page, holding.point)
-
-    def _own_rest(self, holding: Holding) -> bool:
-        """Make sure that the pages behind what is taken over are the turn's own; whether they are."""
-        whole = holding.choice.length // self._layout.page_tokens
-        rest = [page for page in holding.shared if page >= whole]
-        if any(self.pool.is_shared(holding.pages[page]) for page in rest):
-            return False
-        for page in rest:
-            self.pool.forget(holding.pages[page])
-        holding.shared.difference_update(rest)
-        return True
-
-    def _choose_again(self, holding: Holding, last: bool) -> None:
-        """Choose among what is left, or nothing where enough was tried; the page table stays."""
-        self._let_go(holding)
-        if not last:
-            self._look(holding, lambda page, node: page in holding.shared)
-        elif holding.trace is not None:
-            holding.choice = NOTHING
-            self._pin(holding, self.arena.tree.root(holding.trace))
 
     async def _load(self, holding: Holding) -> bool:
         """Whether the turn could take over what was chosen; what failed is withdrawn.
@@ -269,18 +206,8 @@ class Sessions:
             return False
         if holding.point is not None:
             self.arena.credit(holding.point)
-        self._name(holding, holding.choice.length // self._layout.page_tokens)
+        self._sources.name(holding, holding.choice.length // self._layout.page_tokens)
         return True
-
-    def _name(self, holding: Holding, pages: int) -> None:
-        """Let the first `pages` pages of the prompt be found on the device."""
-        if holding.trace is None or holding.node is None:
-            return
-        nodes = self.arena.tree.follow(holding.node, holding.trace, pages)
-        for node in nodes:
-            self.pool.name(holding.pages[node.pages - 1], node)
-        if nodes:
-            self._pin(holding, nodes[-1])
 
     def _known(self, trace: Trace, length: int) -> bool:
         """Whether a state at `length` of the prompt is kept already, which is a use of it."""
@@ -293,20 +220,7 @@ class Sessions:
         """A use of what `holding` took over failed once; it gets no second chance."""
         log_event("session cache withdrawn", level="warning", turn=holding.turn.id, length=holding.choice.length)
         self._metrics.count_withdrawal()
-        if damaged is not None:
-            self.arena.withdraw_page(damaged)
-        elif holding.point is not None:
-            self.arena.withdraw(holding.point)
-        elif holding.page is not None:
-            self.arena.withdraw_page(holding.page)
-
-    def _let_go(self, holding: Holding) -> None:
-        """Nothing is read for the turn any more."""
-        if holding.lease is not None:
-            self.arena.release(holding.lease)
-        if holding.node is not None:
-            self.arena.tree.unpin(holding.node)
-        holding.lease = holding.node = holding.point = holding.page = None
+        self._sources.discredit(holding, damaged)
 
     def _fail(self, turn: str, error: Exception) -> None:
         """Something went wrong; the turn goes on without."""

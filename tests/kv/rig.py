@@ -92,8 +92,7 @@ class Rig:
 
     async def settle(self) -> None:
         """Wait until nothing is on its way."""
-        while self.sessions.counters()["copies"]:
-            await asyncio.sleep(0)
+        await self.sessions.settle()
 
     def check_idle(self) -> None:
         """Nothing is in use, and no page, block or node is lost."""

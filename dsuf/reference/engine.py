@@ -63,7 +63,7 @@ class ReferenceEngine:
             eos_id=model.config.eos_token_id,
             max_drafts=model.config.dspark_block_size if drafter else 0,
         )
-        overrun_tokens = self.facts.max_drafts  # a round runs them behind the token that may have been the last
+        overrun_tokens = max(0, self.facts.max_drafts - 1)  # behind the token that ends the turn
         whole = -(-(self.facts.context_tokens + overrun_tokens) // PAGE_TOKENS)
         self.pool = PagePool(model.config, model.arithmetic, (max_turns + 1) * whole if pages is None else pages)
         self.layout = CacheLayout(
@@ -146,8 +146,9 @@ class ReferenceEngine:
         """Run `plan` here and now: all decode turns as one batch, then each prefill range."""
         if plan.drafts > self.facts.max_drafts:
             raise EngineFailed(f"The plan asks for {plan.drafts} drafts, this engine verifies {self.facts.max_drafts}.")
-        named = [self._attached(turn) for turn in plan.decode]
-        decoding = [turn for turn in named if not turn.ended]
+        decoding = [turn for turn in map(self._attached, plan.decode) if not turn.ended]
+        if early := [turn.turn.id for turn in decoding if turn.waiting < 0]:
+            raise EngineFailed(f"The plan decodes {', '.join(early)} before the end of the prompt.")
         done = self._speculate(decoding, plan.drafts) if plan.drafts else self._decode(decoding)
         return done + [self._prefill(part) for part in plan.prefill]
 

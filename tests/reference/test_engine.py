@@ -91,6 +91,7 @@ def test_what_cannot_fit_is_refused_with_the_numbers(model: Model, ids: I64) -> 
         StepPlan(prefill=(PrefillRange("a", 5, 10),)),
         StepPlan(prefill=(PrefillRange("a", 0, 21),)),
         StepPlan(prefill=(PrefillRange("a", 0, 0),)),
+        StepPlan(decode=("a",)),
         StepPlan(drafts=2),
     ],
     ids=str,

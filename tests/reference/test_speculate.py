@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from dsuf.errors import ContextTooLong
 from dsuf.reference.accept import AcceptanceRule
 from dsuf.reference.arithmetic import F32, I64
 from dsuf.reference.cache import SequenceCache
@@ -179,6 +180,21 @@ def test_a_turn_does_not_depend_on_its_batch(model: Model, ids: I64, head: HeadD
     together = run(make_engine(model, head), *turns, drafts=5)
     for turn in turns:
         assert run(make_engine(model, head), turn, drafts=5)[turn.id] == together[turn.id]
+
+
+@pytest.mark.parametrize("prompt", [84, 85, 88])
+def test_a_round_writes_no_further_than_the_layout_says(model: Model, ids: I64, prompt: int) -> None:
+    """Across the end of a page; a page fewer than the layout asks for is refused."""
+    cold = run(make_engine(model, None), make_turn("a", ids[:prompt]))["a"]
+    engine = make_engine(model, Planned(cold, prompt, [5, 5, 5, 5, 5, 5, 1, 5], model.config.vocab_size))
+    assert engine.layout.overrun_tokens == SIZE - 1
+    turn = make_turn("a", ids[:prompt])
+    wanted = engine.layout.pages_for(prompt + WANTED + SIZE - 1)
+    assert wanted == (1 if prompt + WANTED + SIZE - 1 <= 128 else 2)
+    with pytest.raises(ContextTooLong, match="pages hold"):
+        engine.attach(turn, range(wanted - 1))
+    assert run(engine, turn, drafts=5)["a"] == cold
+    assert engine._turns["a"].cache.reach == prompt + WANTED + SIZE - 1
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 7, 20])

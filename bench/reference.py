@@ -7,7 +7,6 @@ above it is the price of many small array operations.
 """
 
 import argparse
-import copy
 import cProfile
 import io
 import pstats
@@ -22,10 +21,11 @@ import numpy as np
 from bench.report import RESULTS, publish, time_ms
 from dsuf.checkpoint.synthetic import ensure_embedded
 from dsuf.node.threads import limit_threads
-from dsuf.reference.arithmetic import F32, F64, I64, matmul
+from dsuf.reference.arithmetic import F64, I64, matmul
 from dsuf.reference.cache import SequenceCache
 from dsuf.reference.loader import load_model
 from dsuf.reference.model import Model
+from dsuf.reference.pages import PAGE_TOKENS, PagePool, PageTable
 
 CHUNK = 256
 """Positions a prefill step, as `bin/serve` takes them."""
@@ -33,9 +33,17 @@ CHUNK = 256
 PREFILLS = 3
 
 
-def prefill(model: Model, ids: I64, mode: str) -> tuple[SequenceCache, F32]:
-    """A cache with `ids` in it, and the logits behind them."""
-    cache = model.new_cache()
+def make_tables(model: Model, count: int, tokens: int) -> list[PageTable]:
+    """Page tables for sequences of `tokens` positions in one pool, the pages dealt out in a random order."""
+    each = -(-tokens // PAGE_TOKENS)
+    pool = PagePool(model.config, model.arithmetic, count * each)
+    pages = np.random.default_rng(2).permutation(count * each).reshape(count, each)
+    return [PageTable(pool, own.tolist()) for own in pages]
+
+
+def prefill(model: Model, table: PageTable, ids: I64, mode: str) -> SequenceCache:
+    """A cache with `ids` in it, in the pages of `table`; the logits behind them are computed too."""
+    cache = model.new_cache(table)
     for start in range(0, len(ids), CHUNK):
         part = ids[start : start + CHUNK]
         if mode == "replay":
@@ -43,7 +51,17 @@ def prefill(model: Model, ids: I64, mode: str) -> tuple[SequenceCache, F32]:
         else:
             output = model.forward([(cache, part)])
     assert output is not None
-    return cache, model.logits(output, slice(-1, None))[0]
+    model.logits(output, slice(-1, None))
+    return cache
+
+
+def fork(model: Model, tables: list[PageTable], ids: I64, state: bytes) -> list[SequenceCache]:
+    """A cache in the pages of each table that goes on behind `ids`, whose rows are in those of the first."""
+    caches = [model.new_cache(table) for table in tables]
+    for table, cache in zip(tables, caches, strict=True):
+        table.pool.pages[table.pages] = table.pool.pages[tables[0].pages]
+        cache.load_state(ids, state)
+    return caches
 
 
 def decode(model: Model, caches: list[SequenceCache]) -> None:
@@ -89,20 +107,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = load_model(ensure_embedded(Path(folder)))
     ids = np.random.default_rng(1).integers(3, model.config.vocab_size, args.prompt_tokens)
-    rows = []
+    tables, rows = make_tables(model, 4, len(ids) + 2 * args.decode_tokens + 64), []
     for mode in ("replay", "exact"):
-        median, p90 = time_ms(lambda: prefill(model, ids, mode), PREFILLS)  # noqa: B023
+        median, p90 = time_ms(lambda: prefill(model, tables[0], ids, mode), PREFILLS)  # noqa: B023
         floor_ms = time_ms(lambda: products(model, CHUNK), 5)[0] * len(ids) / CHUNK
         rows.append(row(f"prefill, {mode}", 1, len(ids), median, p90, floor_ms, len(ids) / median * 1e3))
-    cache = prefill(model, ids, "replay")[0]
+    state = prefill(model, tables[0], ids, "replay").read_state()
     for streams in (1, 4):
-        caches = [copy.deepcopy(cache) for _ in range(streams)]
+        caches = fork(model, tables[:streams], ids, state)
         median, p90 = time_ms(lambda: decode(model, caches), args.decode_tokens)  # noqa: B023
         floor_ms, _ = time_ms(lambda: products(model, streams), 30)  # noqa: B023
         rows.append(row("decode", streams, len(ids), median, p90, floor_ms, streams / median * 1e3))
     publish("reference", rows)
     if args.profile:
-        print(f"written: {profile(model, cache, args.decode_tokens)}")
+        print(f"written: {profile(model, fork(model, tables[:1], ids, state)[0], args.decode_tokens)}")
 
 
 def row(what: str, rows: int, context: int, median: float, p90: float, floor: float, rate: float) -> dict[str, object]:

@@ -1,0 +1,231 @@
+"""Two servers whose tokens come at given times: a node with the scripted engine, and a bare aiohttp handler.
+
+    python bench/paced.py node --step-s 0.01 --tokens-per-step 1 --reply-tokens 2000 --turns 64
+    python bench/paced.py bare --step-s 0.01
+
+Each prints its base URL. A line on standard input is answered with the times at which tokens were there to be sent, as
+JSON by the name that a stream gave itself in a header; the end of the input ends the server. Times are CLOCK_MONOTONIC,
+which all processes of a machine share.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import io
+import itertools
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import uvloop
+from aiohttp import web
+
+from dsuf.checkpoint.forms import RELEASED
+from dsuf.config import load_settings
+from dsuf.node.engines import Model
+from dsuf.node.node import Node, bind
+from dsuf.node.startup import Startup
+from dsuf.recipe.vocabulary import Vocabulary, load_vocabulary
+from dsuf.types import Engine, StepPlan, StepResult, Turn
+
+NAME_HEADER = "x-deepseek-harness-session-id"
+TEXT = "The turtle crossed the road because it could, and nobody on the other side had an answer to that. "
+
+
+class Stamps:
+    """When each piece of each stream was there to be sent."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, list[float]] = defaultdict(list)
+
+    def add(self, name: str, now_s: float) -> None:
+        """The next piece of stream `name` was there at `now_s`."""
+        self._times[name].append(now_s)
+
+    def take(self) -> dict[str, list[float]]:
+        """All times since the last call."""
+        times, self._times = self._times, defaultdict(list)
+        return times
+
+
+class Pace:
+    """The times at which a step may come back: `step_s` apart, however long the work between them takes.
+
+    A timer of the loop counts whole milliseconds, so single steps come a little early or late; the rate stays.
+    """
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._due_s = 0.0
+
+    async def wait(self) -> None:
+        """Return at the next time; one that is missed by more than a step is not made up for."""
+        self._due_s = max(self._due_s, time.monotonic() - self._step_s) + self._step_s
+        await asyncio.sleep(self._due_s - time.monotonic())
+
+
+class PacedEngine:
+    """An engine whose decode steps come at a pace, and which notes the times of its results by session."""
+
+    def __init__(self, inner: Engine, pace: Pace, stamps: Stamps) -> None:
+        self._inner = inner
+        self._pace = pace
+        self._stamps = stamps
+        self._names: dict[str, str] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def attach(self, turn: Turn, *rest: Any) -> None:
+        """Attach, and remember how the client calls this turn."""
+        self._names[turn.id] = turn.session
+        self._inner.attach(turn, *rest)
+
+    async def step(self, plan: StepPlan) -> list[StepResult]:
+        """One step; its results are stamped."""
+        if plan.decode:
+            await self._pace.wait()
+        results = await self._inner.step(plan)
+        now_s = time.monotonic()
+        for result in results:
+            if result.ids:
+                self._stamps.add(self._names[result.turn], now_s)
+        return results
+
+
+class PacedNode(Node):
+    """A node whose engine is wrapped in a `PacedEngine`."""
+
+    def __init__(self, pace: Pace, stamps: Stamps, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._pace = pace
+        self._stamps = stamps
+
+    async def _load(self, model: Model) -> Engine:
+        engine: Any = PacedEngine(await super()._load(model), self._pace, self._stamps)
+        return engine
+
+
+class Ticker:
+    """Wakes whoever waits, at a pace, while somebody does."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._next: asyncio.Future[float] | None = None
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def wait(self) -> float:
+        """The time of the next tick, at that time."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick())
+        return await self._next
+
+    async def _tick(self) -> None:
+        """Tick until nobody waits any more."""
+        while self._next is not None:
+            await self._pace.wait()
+            ended, self._next = self._next, None
+            ended.set_result(time.monotonic())
+            await asyncio.sleep(0)
+        self._ticking = None
+
+
+def build_bare(ticker: Ticker, stamps: Stamps) -> web.Application:
+    """A handler that streams the pieces in its request's body, one a tick."""
+
+    async def play(request: web.Request) -> web.StreamResponse:
+        pieces = [piece.encode() for piece in json.loads(await request.read())]
+        name = request.headers[NAME_HEADER]
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):  # the client leaves when it has seen enough
+            for piece in pieces:
+                stamps.add(name, await ticker.wait())
+                await response.write(piece)
+            await response.write_eof()
+        return response
+
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_post("/v1/chat/completions", play)
+    return app
+
+
+def write_script(folder: Path, reply_tokens: int, tokens_per_step: int) -> Path:
+    """A script that answers everything with `reply_tokens` tokens, none of which ends within a character."""
+    ids = list(itertools.islice(itertools.cycle(_plain_ids(load_vocabulary(RELEASED))), reply_tokens))
+    path = folder / "script.json"
+    path.write_text(json.dumps({"rules": [{"ids": ids, "tokens_per_step": tokens_per_step}]}))
+    return path
+
+
+def _plain_ids(vocabulary: Vocabulary) -> Sequence[int]:
+    """Ids of an ordinary sentence."""
+    return vocabulary.encode(TEXT)
+
+
+async def serve_node(args: argparse.Namespace, stamps: Stamps, over: asyncio.Event) -> None:
+    """A node until `over`."""
+    with tempfile.TemporaryDirectory() as folder, bind("127.0.0.1", 0) as listener:
+        script = write_script(Path(folder), args.reply_tokens, args.tokens_per_step)
+        values: Mapping[str, Any] = {"engine": "scripted", "script": str(script), "max_turns": args.turns}
+        node = PacedNode(Pace(args.step_s), stamps, load_settings(values), listener, Startup(io.StringIO()))
+        try:
+            await node.start()
+            print(node.url, flush=True)
+            await over.wait()
+        finally:
+            await node.stop()
+
+
+async def serve_bare(args: argparse.Namespace, stamps: Stamps, over: asyncio.Event) -> None:
+    """The bare handler until `over`."""
+    runner = web.AppRunner(build_bare(Ticker(Pace(args.step_s)), stamps), access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        print("http://{}:{}".format(*runner.addresses[0][:2]), flush=True)
+        await over.wait()
+    finally:
+        await runner.cleanup()
+
+
+def answer_questions(stamps: Stamps, loop: asyncio.AbstractEventLoop, over: asyncio.Event) -> None:
+    """Answer each line of standard input; its end sets `over`."""
+    for _ in sys.stdin:
+        print(json.dumps(stamps.take()), flush=True)
+    with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+        loop.call_soon_threadsafe(over.set)
+
+
+async def run(args: argparse.Namespace) -> None:
+    """Serve until standard input ends."""
+    stamps, over = Stamps(), asyncio.Event()
+    questions = (stamps, asyncio.get_running_loop(), over)
+    threading.Thread(target=answer_questions, args=questions, daemon=True).start()
+    await (serve_node if args.what == "node" else serve_bare)(args, stamps, over)
+
+
+def main() -> None:
+    """Parse the command line and serve."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("node", "bare"))
+    parser.add_argument("--step-s", type=float, required=True)
+    parser.add_argument("--tokens-per-step", type=int, default=1)
+    parser.add_argument("--reply-tokens", type=int, default=1000)
+    parser.add_argument("--turns", type=int, default=64)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,8 @@
     │   ├── MediaTypeRefused      415  a content type or encoding that is not JSON
     │   ├── QueueFull             429  bounded queue is full; retry
     │   ├── EngineFailed          500  the engine raised; no internals in the text
-    │   └── Unavailable           503  starting, draining or stalled; retry
+    │   ├── Unavailable           503  starting, draining or stalled; retry
+    │   └── DeadlineExceeded      504  the turn's time is up, at whatever stage it is
     ├── CheckpointError           weights, config or tokenizer on disk are not what they must be
     ├── DeviceError               the GPU or its driver refused or failed
     └── CommandError              wrong use of a command: one line, exit code 2
@@ -128,6 +129,13 @@ class Unavailable(RequestError):
 
     status = 503
     type = "overloaded_error"
+
+
+class DeadlineExceeded(RequestError):
+    """The turn took longer, or waited longer, than it may."""
+
+    status = 504
+    type = "timeout_error"
 
 
 class CheckpointError(DsufError):

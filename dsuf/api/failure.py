@@ -35,7 +35,7 @@ def error_response(protocol: Protocol, error: RequestError, request_id: str) -> 
     response = web.Response(
         status=error.status, body=envelope(protocol, error, request_id), content_type="application/json"
     )
-    if error.status in (429, 503):
+    if error.status in (429, 503) or error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s or _RETRY_AFTER_S)
     if isinstance(error, MethodNotAllowed):
         response.headers["Allow"] = ", ".join(error.allowed)

@@ -13,7 +13,6 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
@@ -21,6 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from dsuf.observe.histogram import Histogram
 from dsuf.types import Finish, Usage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -51,13 +51,16 @@ _WAIT_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150,
 _GAP_S = (0.001, 0.002, 0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.25, 0.5, 1, 2, 5, 10)
 _LAG_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 _TOKENS = (1, 10, 100, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+_FEW = tuple(range(1, 18))
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node carries now: turns that the engine holds, turns that wait, part of the cache in use (0 to 1)."""
+    """What a node carries now: turns that the engine holds, turns that wait (in all, and by class of priority), part of
+    the cache in use (0 to 1)."""
 
     running: int = 0
     waiting: int = 0
+    waiting_by: Mapping[str, int] = msgspec.field(default_factory=dict)
     cache_usage: float = 0.0
 
 
@@ -69,10 +72,13 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         self._load: Callable[[], Load] = Load
         self._sessions: Callable[[], Mapping[str, int]] = dict
+        self._gap_bound_s = float("inf")
+        self._largest_gap_s = 0.0
         ProcessCollector(registry=registry)
         self._add_gauges(registry)
         self._add_turns(registry)
         self._add_drafts(registry)
+        self._add_gaps(registry)
         self._add_sessions(registry)
         self._add_loop(registry)
         self._add_http(registry)
@@ -82,6 +88,11 @@ class Metrics:
     def watch_load(self, load: Callable[[], Load]) -> None:
         """Ask `load` whenever the metrics are read."""
         self._load = load
+
+    def promise_gap(self, seconds: float) -> None:
+        """The scheduler keeps the gap between a stream's tokens under `seconds` while prompts are computed."""
+        self._gap_bound_s = seconds
+        self._gap_bound.set(seconds)
 
     def watch_sessions(self, counters: Callable[[], Mapping[str, int]]) -> None:
         """Ask `counters` for entries, bytes and leases of the session caches whenever the metrics are read."""
@@ -120,8 +131,10 @@ class Metrics:
         self._rounds.inc()
         self._drafted.inc(drafted)
         self._accepted.inc(accepted)
-        for position in range(accepted):
-            self._accepted_at.labels(str(position)).inc()
+        while len(self._accepted_counts) < accepted:
+            self._accepted_counts.append(self._accepted_at.labels(str(len(self._accepted_counts))))
+        for count in self._accepted_counts[:accepted]:
+            count.inc()
 
     def count_lookup(self, result: Literal["hit", "miss", "failed"], tokens: int = 0) -> None:
         """A turn looked for a session cache and took over `tokens` positions of one."""
@@ -158,8 +171,24 @@ class Metrics:
 
     def observe_tokens(self, tokens: int, seconds: float) -> None:
         """A turn got `tokens` more, `seconds` after the ones before."""
-        for _ in range(tokens):
-            self._gap.observe(seconds / tokens)
+        self._gap.observe(seconds / tokens, tokens)
+        self._step_tokens.observe(tokens)
+
+    def observe_gap(self, seconds: float) -> None:
+        """A stream waited so long between two steps that gave it tokens."""
+        if seconds > self._largest_gap_s:
+            self._largest_gap_s = seconds
+            self._largest_gap.set(seconds)
+        if seconds > self._gap_bound_s:
+            self._gap_violations.inc()
+
+    def count_preemption(self) -> None:
+        """A running turn was put back for one of better priority."""
+        self._preemptions.inc()
+
+    def count_audit(self, result: Literal["same", "different", "skipped", "given up"]) -> None:
+        """A turn with drafts was computed again without, or could not be, or had to give way."""
+        self._audits.labels(result).inc()
 
     def finish_turn(self, reason: Finish | str, usage: Usage, seconds: float) -> None:
         """A turn ended with `stop`, `length`, or `abort` where the client left, `seconds` after submission."""
@@ -187,6 +216,12 @@ class Metrics:
         running = Gauge("dsuf_requests_running", "Turns that the engine holds", registry=registry)
         waiting = Gauge("dsuf_requests_waiting", "Turns that wait", registry=registry)
         usage = Gauge("dsuf_cache_usage_ratio", "Part of the cache in use", registry=registry)
+        by_class = Gauge("dsuf_queue_turns", "Turns that wait, by class of priority", ["priority"], registry=registry)
+        for name in ("first", "normal", "last"):
+            by_class.labels(name).set_function(partial(self._count_waiting, name))
+        pages = Gauge("dsuf_pages", "Device pages by state", ["state"], registry=registry)
+        for name in ("used", "cached", "free"):
+            pages.labels(name).set_function(partial(self._count_sessions, f"pages_{name}"))
         running.set_function(lambda: self._load().running)
         waiting.set_function(lambda: self._load().waiting)
         usage.set_function(lambda: self._load().cache_usage)
@@ -200,9 +235,7 @@ class Metrics:
         self._sources = Counter("dsuf_prompt_source_tokens", "Prompt tokens by origin", ["source"], registry=registry)
         self._finished = Counter("dsuf_requests_finished", "Turns ended", ["finished_reason"], registry=registry)
         self._failed = Counter("dsuf_requests_failed", "Turns ended by an error", ["error"], registry=registry)
-        self._preemptions = Counter(
-            "dsuf_preemptions", "Turns put back to let others run (this scheduler does not)", registry=registry
-        )
+        self._preemptions = Counter("dsuf_preemptions", "Turns put back to let others run", registry=registry)
         self._first_token = _histogram("dsuf_time_to_first_token_seconds", "Until the first token", _WAIT_S, registry)
         self._gap = _histogram("dsuf_inter_token_seconds", "Time a token after the first", _GAP_S, registry)
         self._request = _histogram("dsuf_request_seconds", "Submission to the last token", _WAIT_S, registry)
@@ -218,6 +251,21 @@ class Metrics:
         self._accepted_at = Counter(
             "dsuf_draft_accepted_at_position", "Drafts kept, by place in their block", ["position"], registry=registry
         )
+        self._accepted_counts: list[Counter] = []  # the children of the one above, which are slow to look up
+
+        self._audits = Counter(
+            "dsuf_speculation_audits", "Turns computed again without drafts", ["result"], registry=registry
+        )
+
+    def _add_gaps(self, registry: CollectorRegistry) -> None:
+        """The promise on the gap between tokens, and how it is kept."""
+        self._gap_bound = Gauge(
+            "dsuf_decode_gap_bound_seconds", "Bound on the gap between a stream's tokens", registry=registry
+        )
+        self._largest_gap = Gauge("dsuf_decode_gap_largest_seconds", "Largest such gap so far", registry=registry)
+        self._gap_violations = Counter(
+            "dsuf_decode_gap_violations", "Such gaps over the bound", registry=registry
+        )  # fmt: skip
 
     def _add_sessions(self, registry: CollectorRegistry) -> None:
         """Session caches that outlive their turn."""
@@ -232,6 +280,10 @@ class Metrics:
         for what, text in (("entries", "Commit points kept"), ("bytes", "Bytes of them"), ("leases", "Uses of them")):
             Gauge(f"{name}_{what}", text, registry=registry).set_function(partial(self._count_sessions, what))
 
+    def _count_waiting(self, priority: str) -> float:
+        """Turns of one class that wait."""
+        return self._load().waiting_by.get(priority, 0)
+
     def _count_sessions(self, what: str) -> float:
         """One of the counters that `watch_sessions` gave."""
         return self._sessions().get(what, 0)
@@ -239,6 +291,7 @@ class Metrics:
     def _add_loop(self, registry: CollectorRegistry) -> None:
         """The engine's steps and the event loop."""
         self._step = _histogram("dsuf_step_seconds", "Engine step", _GAP_S, registry)
+        self._step_tokens = _histogram("dsuf_step_tokens", "Tokens that a step gave a stream", _FEW, registry)
         self._steps_failed = Counter("dsuf_steps_failed", "Engine steps that raised", registry=registry)
         self._lag = _histogram("dsuf_loop_lag_seconds", "Lateness of the event loop", _LAG_S, registry)
 
@@ -272,4 +325,4 @@ class _VllmNames(Collector):
 
 def _histogram(name: str, text: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:
     """A histogram with `buckets` as upper bounds."""
-    return Histogram(name, text, buckets=buckets, registry=registry)
+    return Histogram(name, text, buckets, registry)

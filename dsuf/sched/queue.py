@@ -5,44 +5,65 @@ from collections import OrderedDict
 
 from dsuf.types import Turn
 
+_Tenants = OrderedDict[str, OrderedDict[str, Turn]]
+_NOBODY: _Tenants = OrderedDict()
+
 
 class TurnQueue:
-    """First come, first served within a tenant; tenants take turns. Any turn can leave at any moment."""
+    """Better priorities (lower numbers) first; in a priority tenants take turns; of a tenant first come, first served.
+
+    Any turn can leave at any moment.
+    """
 
     def __init__(self) -> None:
-        self._tenants: OrderedDict[str, OrderedDict[str, Turn]] = OrderedDict()
+        self._classes: dict[int, _Tenants] = {}
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
-    def put(self, turn: Turn) -> None:
-        """Add `turn` behind the others of its tenant."""
-        self._tenants.setdefault(turn.tenant, OrderedDict())[turn.id] = turn
+    def put(self, turn: Turn, *, first: bool = False) -> None:
+        """Add `turn` behind the others of its tenant, or in front of all of its priority: one that was put back."""
+        tenants = self._classes.setdefault(turn.priority, OrderedDict())
+        turns = tenants.setdefault(turn.tenant, OrderedDict())
+        turns[turn.id] = turn
+        if first:
+            turns.move_to_end(turn.id, last=False)
+            tenants.move_to_end(turn.tenant, last=False)
         self._length += 1
 
     def first(self) -> Turn | None:
         """The turn that is next, still in the queue; None if nothing waits."""
-        for turns in self._tenants.values():
-            return next(iter(turns.values()))
-        return None
+        if not self._classes:
+            return None
+        turns = next(iter(self._classes[min(self._classes)].values()))
+        return next(iter(turns.values()))
 
-    def take(self) -> Turn:
-        """Remove and return the turn that is next; its tenant goes behind the other tenants. The queue is not empty."""
-        tenant, turns = self._tenants.popitem(last=False)
-        _, turn = turns.popitem(last=False)
-        if turns:
-            self._tenants[tenant] = turns
-        self._length -= 1
-        return turn
+    def holds(self, turn: Turn) -> bool:
+        """Whether this very `turn` waits."""
+        turns = self._classes.get(turn.priority, _NOBODY).get(turn.tenant)
+        return turns is not None and turns.get(turn.id) is turn
+
+    def take(self, turn: Turn) -> None:
+        """Take out `turn`, which gets its place; its tenant goes behind the other tenants of its priority."""
+        self.remove(turn)
+        tenants = self._classes.get(turn.priority, _NOBODY)
+        if turn.tenant in tenants:
+            tenants.move_to_end(turn.tenant)
 
     def remove(self, turn: Turn) -> None:
-        """Take `turn` out, wherever it stands. The turn is in the queue."""
-        turns = self._tenants[turn.tenant]
-        del turns[turn.id]
-        if not turns:
-            del self._tenants[turn.tenant]
+        """Take out `turn`, which leaves, wherever it stands. The turn is in the queue."""
+        tenants = self._classes[turn.priority]
+        del tenants[turn.tenant][turn.id]
+        if not tenants[turn.tenant]:
+            del tenants[turn.tenant]
+        if not tenants:
+            del self._classes[turn.priority]
         self._length -= 1
+
+    def count(self) -> dict[int, int]:
+        """How many wait in each priority."""
+        return {priority: sum(len(turns) for turns in tenants.values()) for priority, tenants in self._classes.items()}
 
 
 def may_queue(waiting: int, attached: int, *, limit: int, max_turns: int) -> bool:

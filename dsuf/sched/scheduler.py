@@ -1,4 +1,4 @@
-"""The loop that owns every turn from submission to its ending, and the only caller of the engine."""
+"""The loop that owns every turn from submission to its ending, and launches every step."""
 
 import asyncio
 import copy
@@ -9,32 +9,46 @@ import msgspec
 
 from dsuf.errors import (
     ContextTooLong,
+    DeadlineExceeded,
     EngineFailed,
     InvalidRequest,
     QueueFull,
     RequestError,
     Unavailable,
 )
-from dsuf.kv.commit import is_due
 from dsuf.kv.sessions import Sessions
 from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Load, Metrics
-from dsuf.sched.policy import Prefilling, next_plan
+from dsuf.sched.admission import Admission
+from dsuf.sched.cost import Shape
+from dsuf.sched.endings import continue_turn, record_end
+from dsuf.sched.flight import Flight, Launched
+from dsuf.sched.held import Held
+from dsuf.sched.places import Places
+from dsuf.sched.planner import Planner
+from dsuf.sched.policy import Choice, Rules
 from dsuf.sched.queue import TurnQueue, may_queue, retry_after_s
 from dsuf.sched.ticket import TurnTicket
 from dsuf.types import Engine, StepPlan, StepResult, Turn
 
+_FAREWELL_S = 1.0  # for the steps under way when the scheduler is stopped
+_PROBE = Choice(plan=StepPlan(), shape=Shape(), expected_s=0.0, balances_s={})
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a scheduler: turns that wait, positions a chunk, drafts a step, seconds a step, seconds between probes
-    of an idle engine, and failing steps in a row that make it not ready."""
+    """Bounds of a scheduler: turns that wait, positions a chunk, drafts a step, the gap between a stream's tokens that
+    prompts of others may cause, seconds a step, seconds between probes of an idle engine, failing steps in a row that
+    make it not ready; and how long a turn may wait for a place, and take in all (0: for ever)."""
 
     queue_limit: int = 64
     chunk_tokens: int = 256
     drafts: int = 0
+    gap_s: float = 0.5
     step_deadline_s: float = 60.0
     probe_s: float = 5.0
     failing_steps: int = 3
+    queue_timeout_s: float = 0.0
+    turn_timeout_s: float = 0.0
 
 
 class Scheduler:
@@ -44,25 +58,25 @@ class Scheduler:
     a step or an idle probe last came back. `steps` counts them.
     """
 
-    def __init__(self, engine: Engine, limits: Limits, metrics: Metrics, sessions: Sessions | None = None) -> None:
+    def __init__(self, engine: Engine, limits: Limits, metrics: Metrics, sessions: Sessions) -> None:
         self.trouble: str | None = None
         self.progressed_s = time.monotonic()
         self.steps = 0
-        self._engine = engine
-        self._limits = limits
-        self._metrics = metrics
-        self._sessions = sessions
+        self._engine, self._limits, self._metrics, self._sessions = engine, limits, metrics, sessions
         self._queue = TurnQueue()
         self._tickets: dict[str, TurnTicket] = {}  # every turn whose reader has not come to its end
-        self._held: dict[str, TurnTicket] = {}  # what the engine holds, oldest first; may have left already
-        self._in_flight: frozenset[str] | None = None
-        self._crowded = False
+        self._places = Places(engine, sessions, limits.chunk_tokens, self._poke)
+        self._flight = Flight(engine, self._poke)
+        self._planner = Planner(Rules(chunk_tokens=limits.chunk_tokens, gap_s=limits.gap_s, drafts=limits.drafts))
+        self._admission = Admission(self._queue, self._tickets, self._places, sessions, metrics, self._fail)
         self._refusal: Unavailable | None = None
         self._failing_steps = 0
+        self._failure_seen_s = 0.0
         self._turn_s = 1.0
-        self._wake = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
+        sessions.on_room = self._admission.poke
 
     def submit(self, turn: Turn) -> TurnTicket:
         """Queue `turn`; raises `QueueFull`, `Unavailable`, `ContextTooLong`, or `InvalidRequest` for a name in use."""
@@ -70,8 +84,9 @@ class Scheduler:
         ticket = TurnTicket(turn, time.monotonic(), self._on_leave)
         self._tickets[turn.id] = ticket
         self._queue.put(turn)
+        self._set_timers(ticket)
         self._idle.clear()
-        self._wake.set()
+        self._admission.poke_arrival()
         return ticket
 
     def refuse(self, error: Unavailable) -> None:
@@ -92,37 +107,60 @@ class Scheduler:
         return True
 
     def counters(self) -> Mapping[str, int]:
-        """Turns that wait, that the engine holds, that its step in flight carries, and that are computed but unread."""
+        """Turns that wait, that the engine holds, that its running step names, and that are computed but unread."""
         writing = sum(ticket.stage == "writing" for ticket in self._tickets.values())
-        running = len(self._in_flight or ())
-        return {"queued": len(self._queue), "attached": len(self._held), "running": running, "writing": writing}
+        running = self._flight.running
+        return {"queued": len(self._queue), "attached": len(self._places), "running": running, "writing": writing}
 
     def load(self) -> Load:
         """What the gauges show; the cache counts positions against what all turns could have."""
         facts = self._engine.facts
-        used = sum(ticket.prefilled_tokens + ticket.generated_tokens for ticket in self._held.values())
+        used = sum(held.length for held in self._places)
         usage = used / (facts.context_tokens * facts.max_turns)
-        return Load(running=len(self._held), waiting=len(self._queue), cache_usage=usage)
+        waiting = {"first": 0, "normal": 0, "last": 0}
+        for priority, count in self._queue.count().items():
+            waiting["normal" if priority == 0 else "first" if priority < 0 else "last"] += count
+        return Load(running=len(self._places), waiting=len(self._queue), waiting_by=waiting, cache_usage=usage)
 
     async def run(self) -> None:
         """Serve until cancelled. Then what is left ends with `Unavailable`, and nothing is attached any more, unless a
         step did not come back: then closing the engine frees it."""
+        loop = asyncio.get_running_loop()
+        helpers = [asyncio.create_task(self._admission.run()), asyncio.create_task(self._watch())]
+        for helper in helpers:
+            helper.add_done_callback(lambda _: self._poke())
         try:
             while True:
-                self._wake.clear()  # what happens from here on is looked at before the loop rests
-                await self._leave_behind()
-                self._release()
-                await self._admit()
-                plan = self._plan()
-                if plan.decode or plan.prefill:
-                    await self._step(plan)
-                else:
-                    await self._rest()
+                self._news = loop.create_future()  # what happens from here on is looked at before the loop rests
+                self._land()
+                self._retire()
+                self._launch()
+                for helper in helpers:
+                    if helper.done():
+                        helper.result()
+                await self._news
         finally:
-            self.trouble = self.trouble or "scheduler: stopped"
-            self.end_all(Unavailable("the server is stopping", retry_after_s=2))
-            if self._in_flight is None:
-                self._release()
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+            await self._stop()
+
+    async def _stop(self) -> None:
+        """End what is left, and detach it as soon as nothing is under way for it; a stuck engine is not waited for."""
+        stuck, self.trouble = self.trouble is not None, self.trouble or "scheduler: stopped"
+        self.end_all(Unavailable("the server is stopping", retry_after_s=2))
+        under_way = self._flight.tasks | {task for held in self._places for task in held.reading}
+        if under_way and not stuck:
+            await asyncio.wait(under_way, timeout=_FAREWELL_S)
+        while self._flight.land() is not None:
+            pass
+        self._flight.abandon()
+        self._places.retire()
+
+    def _poke(self) -> None:
+        """Let the loop look again."""
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     def _check(self, turn: Turn) -> None:
         """Raise what refuses `turn` at once."""
@@ -139,208 +177,191 @@ class Scheduler:
                 f"maximum context length is {facts.context_tokens} tokens, but the request needs {wanted}: "
                 f"{len(turn.prompt.ids)} in the prompt and {turn.sampling.max_tokens} for the answer"
             )
-        if turn.id in self._tickets or turn.id in self._held:
+        self._sessions.check(turn)
+        if turn.id in self._tickets or turn.id in self._places:
             raise InvalidRequest(f"a request named {turn.id!r} is already running")
-        if not may_queue(len(self._queue), len(self._held), limit=limits.queue_limit, max_turns=facts.max_turns):
+        if not may_queue(len(self._queue), len(self._places), limit=limits.queue_limit, max_turns=facts.max_turns):
             wait_s = retry_after_s(len(self._queue), max_turns=facts.max_turns, turn_s=self._turn_s)
             raise QueueFull(f"{len(self._queue)} requests are waiting already", retry_after_s=wait_s)
 
-    def _on_leave(self, ticket: TurnTicket, reason: str) -> None:
-        """The reader left or came to the end. What the engine holds for it goes with the next release."""
-        if ticket.stage == "queued":
-            self._queue.remove(ticket.turn)
-        if not ticket.ended:
-            self._record_end(ticket, reason)
-        del self._tickets[ticket.turn.id]
-        if not self._tickets:
-            self._idle.set()
-        self._wake.set()
+    def _set_timers(self, ticket: TurnTicket) -> None:
+        """Start the clocks of the turn's deadlines."""
+        loop, limits, own_s = asyncio.get_running_loop(), self._limits, ticket.turn.timeout_s
+        if limits.queue_timeout_s:
+            ticket.timers.append(loop.call_later(limits.queue_timeout_s, self._expire, ticket, True))
+        bounds_s = [seconds for seconds in (own_s, limits.turn_timeout_s or None) if seconds is not None]
+        if bounds_s:
+            ticket.timers.append(loop.call_later(min(bounds_s), self._expire, ticket, False))
 
-    def _release(self) -> None:
-        """Detach the turns that ended. No step is running."""
-        for name in [name for name, ticket in self._held.items() if ticket.ended]:
-            ticket = self._held.pop(name)
-            self._crowded = False
-            self._turn_s += 0.1 * (time.monotonic() - ticket.attached_s - self._turn_s)
-            if self._sessions is not None:
-                self._sessions.forget(name)
-            try:
-                self._engine.detach(name)
-            except Exception as error:
-                log_event("detach failed", level="error", error=error, turn=name)
-
-    async def _admit(self) -> None:
-        """Attach waiting turns, in order, as far as the engine has room."""
-        while len(self._held) < self._engine.facts.max_turns and not self._crowded:
-            turn = self._queue.first()
-            if turn is None:
-                return
-            ticket = self._tickets[turn.id]
-            try:
-                self._engine.attach(turn)
-            except QueueFull as error:
-                self._crowded = bool(self._held)  # with nothing held there is nothing to wait for
-                if not self._crowded:
-                    self._fail([ticket], error)
-            except RequestError as error:
-                self._fail([ticket], error)
-            except Exception as error:
-                log_event("attach failed", level="error", error=error, turn=turn.id)
-                self._fail([ticket], EngineFailed("the engine failed to begin this request"))
-            else:
-                self._queue.take()
-                await self._hold(ticket)
-
-    async def _hold(self, ticket: TurnTicket) -> None:
-        """The engine has accepted `ticket`, which takes over what an earlier turn left behind."""
-        ticket.begin(time.monotonic())
-        self._held[ticket.turn.id] = ticket
-        self._metrics.observe_queue(ticket.attached_s - ticket.submitted_s)
-        if self._sessions is not None:
-            ticket.take_over(await self._sessions.restore(ticket.turn))
-
-    def _plan(self) -> StepPlan:
-        """The next step."""
-        held = self._held.items()
-        return next_plan(
-            [name for name, ticket in held if ticket.stage == "decoding"],
-            [
-                Prefilling(name, ticket.prefilled_tokens, len(ticket.turn.prompt.ids))
-                for name, ticket in held
-                if ticket.stage == "prefilling"
-            ],
-            step=self.steps,
-            chunk_tokens=self._limits.chunk_tokens,
-            drafts=self._limits.drafts,
-        )
-
-    async def _leave_behind(self) -> None:
-        """Commit the caches of turns that ended other than by an error. No step is running."""
-        for ticket in list(self._held.values()):
-            if ticket.ended and not ticket.failed and self.trouble is None:
-                await self._commit(ticket, ticket.prefilled_tokens + ticket.generated_tokens)
-
-    async def _commit(self, ticket: TurnTicket, length: int) -> None:
-        """Keep the cache of `ticket`, about `length` positions, if that is more than is kept already."""
-        if self._sessions is not None and length > ticket.kept_tokens:
-            ticket.kept_tokens = length
-            await self._sessions.commit(ticket.turn, length)
-
-    async def _commit_chunks(self, plan: StepPlan) -> None:
-        """Commit the prompts that `plan` brought to a point where that is due."""
-        for part in plan.prefill:
-            ticket = self._held.get(part.turn)
-            if ticket is None or ticket.ended or ticket.prefilled_tokens != part.stop:
-                continue
-            chunk, prompt = self._limits.chunk_tokens, len(ticket.turn.prompt.ids)
-            if is_due(part.stop, prompt=prompt, kept=ticket.kept_tokens, chunk_tokens=chunk):
-                await self._commit(ticket, part.stop)
-
-    async def _rest(self) -> None:
-        """Wait for something to do; an empty step now and then shows that the engine would do it."""
-        try:
-            async with asyncio.timeout(self._limits.probe_s):
-                await self._wake.wait()
-        except TimeoutError:
-            await self._step(StepPlan())
-
-    async def _step(self, plan: StepPlan) -> None:
-        """Run one step to its end, however late, and deliver what it gave."""
-        started_s = time.monotonic()
-        self._in_flight = frozenset((*plan.decode, *(part.turn for part in plan.prefill)))
-        step = asyncio.ensure_future(self._engine.step(plan))
-        try:
-            if not (await asyncio.wait({step}, timeout=self._limits.step_deadline_s))[0]:
-                self._stall()
-                await asyncio.wait({step})
-        except asyncio.CancelledError:
-            step.cancel()
-            raise
-        self._in_flight = None
-        self.progressed_s = time.monotonic()
-        self.steps += 1
-        try:
-            results = step.result()
-        except (Exception, asyncio.CancelledError) as error:
-            self._on_failed_step(plan, error)
+    def _expire(self, ticket: TurnTicket, only_queued: bool) -> None:
+        """A deadline of `ticket` has passed."""
+        age_s = time.monotonic() - ticket.submitted_s
+        if only_queued and (ticket.stage != "queued" or ticket.attached_s is not None):
             return
-        self._failing_steps = 0
-        self.trouble = None
-        self._metrics.observe_step(self.progressed_s - started_s)
-        self._deliver(results)
-        await self._commit_chunks(plan)
+        if not ticket.ended:
+            where = "waiting" if ticket.stage == "queued" else ticket.stage
+            wait_s = retry_after_s(len(self._queue), max_turns=self._engine.facts.max_turns, turn_s=self._turn_s)
+            error = DeadlineExceeded(f"no complete answer within {age_s:.1f} s ({where})", retry_after_s=wait_s)
+            self._fail([ticket], error)
+
+    def _launch(self) -> None:
+        """Give the engine steps, as far as there is something to do and it has not enough of them."""
+        while not self._flight.full and self.trouble is None:
+            begins_s = self._flight.free_s(time.monotonic())
+            choice = self._planner.plan(self._places, begins_s)
+            if choice is None:
+                return
+            self._start(choice, begins_s + choice.expected_s)
+
+    def _start(self, choice: Choice, ends_s: float) -> None:
+        """Launch one step, which is expected to end at `ends_s`."""
+        giving = [self._places[name] for name in choice.plan.decode]
+        others: list[Held] = []
+        for part in choice.plan.prefill:
+            held = self._places[part.turn]
+            held.launched_tokens = part.stop
+            (giving if part.stop == held.prompt_tokens else others).append(held)
+        for held in giving:
+            held.served_s = ends_s
+        step = self._flight.launch(choice, giving, others)
+        for part in choice.plan.prefill:
+            self._places.commit_chunk(part, step.task)
+
+    def _land(self) -> None:
+        """Look at the steps that came back."""
+        while (landed := self._flight.land()) is not None:
+            step, seconds = landed
+            self.progressed_s = step.ended_s or 0.0
+            self.steps += 1
+            try:
+                results = step.task.result()
+            except (Exception, asyncio.CancelledError) as error:
+                self._on_failed_step(step, error)
+                continue
+            self._failing_steps = 0
+            self._set_trouble(None)
+            self._planner.observe(step.choice.shape, seconds)
+            self._metrics.observe_step(seconds)
+            self._deliver(results)
 
     def _deliver(self, results: Iterable[StepResult]) -> None:
         """Hand results to their readers. Results for turns that left meanwhile are normal."""
         for result in results:
-            ticket = self._held.get(result.turn)
-            if ticket is None or ticket.ended:
+            held = self._places.get(result.turn)
+            if held is None or held.ticket.ended:
                 continue
+            ticket = held.ticket
+            self._places.advance(held, result.prefilled)
             if result.ids:
-                self._time_tokens(ticket, len(result.ids))
-                if self._sessions is not None:
-                    self._sessions.trust(result.turn)
+                self._time_tokens(held, len(result.ids))
             if result.drafted:
                 self._metrics.count_drafts(result.drafted, result.accepted)
             ticket.feed(result)
             if result.finish is not None:
-                self._record_end(ticket, result.finish)
+                ticket.stop_timers()
+                record_end(ticket, result.finish, self._metrics)
+                self._places.dismiss(held, "ended", keep=self.trouble is None)
 
-    def _time_tokens(self, ticket: TurnTicket, tokens: int) -> None:
-        """Record when `tokens` more came."""
-        if ticket.generated_tokens == 0:
-            self._metrics.observe_first_token(self.progressed_s - ticket.submitted_s)
+    def _time_tokens(self, held: Held, tokens: int) -> None:
+        """Record when `tokens` more came. The first ones after a break say nothing about the gap between tokens."""
+        ticket, now_s = held.ticket, self.progressed_s
+        if not ticket.ids:
+            self._metrics.observe_first_token(now_s - ticket.submitted_s)
         else:
-            self._metrics.observe_tokens(tokens, self.progressed_s - ticket.latest_s)
-        ticket.latest_s = self.progressed_s
+            self._metrics.observe_tokens(tokens, now_s - ticket.latest_s)
+        if held.generated_tokens:
+            self._metrics.observe_gap(now_s - ticket.latest_s)
+        else:
+            self._sessions.trust(held.turn.id)
+        held.generated_tokens += tokens
+        held.served_s = max(held.served_s, now_s) if held.steps_under_way else now_s
+        ticket.latest_s = now_s
+
+    def _retire(self) -> None:
+        """Detach turns of which nothing is under way any more; those that have not ended wait again."""
+        gone = self._places.retire()
+        for held in gone:
+            ticket = held.ticket
+            if ticket.ended:
+                self._turn_s += 0.1 * (time.monotonic() - held.attached_s - self._turn_s)
+            else:
+                ticket.put_back()
+                self._queue.put(continue_turn(ticket), first=True)
+        if gone:
+            self._admission.poke()
+
+    async def _watch(self) -> None:
+        """Look now and then whether a step is over its deadline, and let an idle engine show that it would do one."""
+        limits = self._limits
+        while True:
+            await asyncio.sleep(min(1.0, limits.step_deadline_s / 4, limits.probe_s / 2))
+            now_s, since_s = time.monotonic(), self._flight.since_s
+            if since_s is not None and now_s - since_s > limits.step_deadline_s:
+                self._stall()
+            elif not len(self._flight) and now_s - self.progressed_s >= limits.probe_s:
+                self._flight.launch(_PROBE, [], [])
 
     def _stall(self) -> None:
         """The running step is over its deadline: nobody waits for it any longer, except this loop."""
-        self.trouble = f"engine: no step finished within {self._limits.step_deadline_s:g} s"
-        log_event("engine stalled", level="error", step=self.steps, turns=len(self._in_flight or ()))
-        self.end_all(Unavailable("the engine makes no progress", retry_after_s=5))
+        if self.trouble is None:
+            self._set_trouble(f"engine: no step finished within {self._limits.step_deadline_s:g} s")
+            log_event("engine stalled", level="error", step=self.steps, turns=self._flight.running)
+            self.end_all(Unavailable("the engine makes no progress", retry_after_s=5))
 
-    def _on_failed_step(self, plan: StepPlan, error: BaseException) -> None:
-        """The engine raised: the turns of `plan` are lost, and after several such steps all others are sent away."""
+    def _set_trouble(self, trouble: str | None) -> None:
+        """While there is trouble nobody is let in."""
+        if trouble != self.trouble:
+            self.trouble = trouble
+            self._admission.paused = trouble is not None
+            self._admission.poke()
+
+    def _on_failed_step(self, step: Launched, error: BaseException) -> None:
+        """The engine raised: the turns of the plan are lost, and after several such steps all others are sent away.
+
+        A step that was under way already when the one before it failed counts as the same failure.
+        """
+        plan = step.plan
         shown = f"prefill {[(part.start, part.stop) for part in plan.prefill]}, decode {len(plan.decode)}"
         log_event("step failed", level="error", error=error, step=self.steps, plan=shown)
         self._metrics.count_failed_step()
-        named = {*plan.decode, *(part.turn for part in plan.prefill)}
-        lost = [ticket for name, ticket in self._held.items() if name in named]
-        for ticket in lost:
-            ticket.failed = True  # also where the reader left meanwhile: nobody may take over what the step left
-            if self._sessions is not None:
-                self._sessions.blame(ticket.turn.id)
-        reading = [ticket for ticket in lost if not ticket.ended]
+        for held in step.named:
+            held.failed = True  # also where the reader left meanwhile: nobody may take over what the step left
+            self._sessions.blame(held.turn.id)
+        reading = [held.ticket for held in step.named if not held.ticket.ended]
         self._fail(reading, EngineFailed("the engine failed while it computed this request"))
-        self._failing_steps += 1
+        if step.launched_s >= self._failure_seen_s:
+            self._failing_steps += 1
+        self._failure_seen_s = time.monotonic()
         if self._failing_steps >= self._limits.failing_steps:
-            self.trouble = f"engine: {self._failing_steps} steps in a row failed"
+            self._set_trouble(f"engine: {self._failing_steps} steps in a row failed")
             self.end_all(Unavailable("the engine is failing", retry_after_s=5))
+
+    def _on_leave(self, ticket: TurnTicket, reason: str) -> None:
+        """The reader left or came to the end. What the engine holds for it goes as soon as it can."""
+        ticket.stop_timers()
+        if not ticket.ended:
+            record_end(ticket, reason, self._metrics)
+            self._dismiss(ticket)
+        del self._tickets[ticket.turn.id]
+        if not self._tickets:
+            self._idle.set()
+        self._poke()
+
+    def _dismiss(self, ticket: TurnTicket) -> None:
+        """Take a turn that ends out of the queue or out of further steps."""
+        name = ticket.turn.id
+        if (held := self._places.get(name)) is not None:
+            self._places.dismiss(held, "ended", keep=self.trouble is None)
+        elif ticket.stage == "queued":
+            self._queue.remove(ticket.turn)
+            self._admission.poke_arrival()
 
     def _fail(self, tickets: list[TurnTicket], error: RequestError) -> None:
         """End each of `tickets` with `error`."""
         for ticket in tickets:
-            if ticket.stage == "queued":
-                self._queue.remove(ticket.turn)
+            ticket.stop_timers()
             self._metrics.fail_turn(type(error).__name__)
-            self._record_end(ticket, type(error).__name__)
+            record_end(ticket, type(error).__name__, self._metrics)
+            self._dismiss(ticket)
             ticket.fail(copy.copy(error))
-        self._wake.set()
-
-    def _record_end(self, ticket: TurnTicket, reason: str) -> None:
-        """Log and count the ending of a turn."""
-        total_s, usage = time.monotonic() - ticket.submitted_s, ticket.usage
-        queue_s = total_s if ticket.stage == "queued" else ticket.attached_s - ticket.submitted_s
-        if reason in ("stop", "length", "abort"):
-            self._metrics.finish_turn(reason, usage, total_s)
-        log_event(
-            "turn ended",
-            turn=ticket.turn.id,
-            reason=reason,
-            stage=ticket.stage,
-            prompt_tokens=len(ticket.turn.prompt.ids),
-            completion_tokens=usage.completion_tokens,
-            queue_s=round(queue_s, 4),
-            total_s=round(total_s, 4),
-        )
+        self._poke()

@@ -18,25 +18,26 @@ class TurnTicket:
     """The `Ticket` of a turn. The scheduler feeds it and never waits for its reader.
 
     What is fed and not yet read is bounded by the turn itself: at most a result a token and a chunk. It has one reader.
+    A turn may be put back and attached again; `ids` are the tokens generated so far, over all its stays in the engine.
     """
 
     def __init__(self, turn: Turn, now_s: float, on_leave: Callable[["TurnTicket", str], None]) -> None:
         self.turn = turn
         self.stage: Stage = "queued"
-        self.host_tokens = 0
-        self.kept_tokens = 0
         self.prefilled_tokens = 0
-        self.generated_tokens = 0
+        self.ids: list[int] = []
         self.submitted_s = now_s
-        self.attached_s = now_s
+        self.attached_s: float | None = None
         self.latest_s = now_s
         self.failed = False
+        self.drafted_tokens = 0
+        self.timers: list[asyncio.TimerHandle] = []
         self._prompt_usage: Usage | None = None
         self._used_tokens: int | None = None
         self._told = False
         self._results: deque[StepResult] = deque()
         self._error: RequestError | None = None
-        self._news = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None
         self._on_leave = on_leave
 
     @property
@@ -45,50 +46,64 @@ class TurnTicket:
         return self.stage in ("writing", "gone")
 
     @property
-    def usage(self) -> Usage:
-        """Tokens of the reply so far; the prompt's are as the first result said, or else computed where not taken over.
+    def generated_tokens(self) -> int:
+        """Tokens that the engine made."""
+        return len(self.ids)
 
-        `generated_tokens` can be more: those that the engine made, and holds in its cache.
-        """
-        computed = self.prefilled_tokens - self.host_tokens
-        prompt = self._prompt_usage or Usage(host_tokens=self.host_tokens, computed_tokens=computed)
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the reply so far; the prompt's are those taken over, and otherwise those computed until now."""
+        prompt = self._prompt_usage or Usage()
+        computed = max(0, self.prefilled_tokens - prompt.cached_tokens)
         used = self.generated_tokens if self._used_tokens is None else self._used_tokens
-        return msgspec.structs.replace(prompt, completion_tokens=used)
+        return msgspec.structs.replace(prompt, computed_tokens=computed, completion_tokens=used)
+
+    @property
+    def source(self) -> Usage:
+        """Where the prompt came from when the turn first began, as far as it was not computed."""
+        return self._prompt_usage or Usage()
 
     def begin(self, now_s: float) -> None:
         """The engine holds the turn."""
-        self.stage = "prefilling"
-        self.attached_s = self.latest_s = now_s
+        self.stage = "prefilling" if not self.ids else "decoding"
+        self.attached_s = self.attached_s or now_s
+        self.latest_s = now_s
 
-    def take_over(self, tokens: int) -> None:
-        """The engine got the first `tokens` positions of the prompt from a cache in host memory."""
-        self.host_tokens = self.kept_tokens = self.prefilled_tokens = tokens
+    def put_back(self) -> None:
+        """The engine holds the turn no longer; it waits again."""
+        self.stage = "queued"
+
+    def take_over(self, source: Usage) -> None:
+        """The engine got some positions of the prompt from a cache; what the first stay says is what the client is
+        told."""
+        if self._prompt_usage is None:
+            self._prompt_usage = source
+            self.prefilled_tokens = source.cached_tokens
 
     def feed(self, result: StepResult) -> None:
-        """Add a result; one with `finish` is the last."""
-        self.prefilled_tokens = max(self.prefilled_tokens, result.prefilled)
-        self.generated_tokens += len(result.ids)
-        self._prompt_usage = self._prompt_usage or result.usage
-        if self.prefilled_tokens >= len(self.turn.prompt.ids):
-            self.stage = "decoding"
+        """Add a result; one with `finish` is the last. Progress with a prompt that was told already is not told again.
+
+        `prefilled` never exceeds the prompt, though a turn that was put back computes some of its answer as a prompt.
+        """
+        prompt = len(self.turn.prompt.ids)
+        self.prefilled_tokens = max(self.prefilled_tokens, min(prompt, result.prefilled))
+        if result.ids:
+            self.ids += result.ids
+        elif self.ids and result.finish is None:
+            return
+        self.drafted_tokens += result.drafted
         if result.finish is not None:
             self.stage = "writing"
-        self._results.append(self._with_usage(result))
-        self._news.set()
-
-    def _with_usage(self, result: StepResult) -> StepResult:
-        """`result` as the reader gets it: the first one says where the prompt came from."""
-        if self._told or not self.host_tokens:
-            return result
-        self._told = True
-        computed = len(self.turn.prompt.ids) - self.host_tokens
-        return msgspec.structs.replace(result, usage=Usage(host_tokens=self.host_tokens, computed_tokens=computed))
+        elif self.prefilled_tokens >= prompt:
+            self.stage = "decoding"
+        self._results.append(result if self._told else self._with_usage(result))
+        self._wake()
 
     def fail(self, error: RequestError) -> None:
         """End with `error`, which the reader meets after the results before it."""
         self.stage, self.failed = "writing", True
         self._error = error
-        self._news.set()
+        self._wake()
 
     def cancel(self, reason: Literal["abort", "stop"] = "abort", used_tokens: int | None = None) -> None:
         """Leave, at any stage; a reader that waits sees the end. Idempotent."""
@@ -98,7 +113,13 @@ class TurnTicket:
         self._on_leave(self, reason)
         self.stage = "gone"
         self._results.clear()
-        self._news.set()
+        self._wake()
+
+    def stop_timers(self) -> None:
+        """No deadline matters any more."""
+        for timer in self.timers:
+            timer.cancel()
+        self.timers.clear()
 
     def __aiter__(self) -> AsyncIterator[StepResult]:
         return self
@@ -113,8 +134,22 @@ class TurnTicket:
                 raise error
             if self.stage == "gone":
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+
+    def _wake(self) -> None:
+        """Let a reader that waits look again."""
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def _with_usage(self, result: StepResult) -> StepResult:
+        """`result` as the reader gets it: the first one says where the prompt came from."""
+        self._told = True
+        source = self._prompt_usage
+        if source is None or not source.cached_tokens:
+            return result
+        computed = len(self.turn.prompt.ids) - source.cached_tokens
+        return msgspec.structs.replace(result, usage=msgspec.structs.replace(source, computed_tokens=computed))
 
     def _pop(self) -> StepResult:
         """The oldest result; after the one that finishes, the turn is over."""

@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from dsuf.engine_scripted import Rule, Script, ScriptedEngine
+from dsuf.kv.arena import Arena
+from dsuf.kv.blocks import Blocks, map_memory
+from dsuf.kv.sessions import Sessions
 from dsuf.observe.metrics import Metrics
 from dsuf.sched.scheduler import Limits, Scheduler
 from dsuf.types import EngineFacts, Prompt, Sampling, StepResult, Ticket, Turn
@@ -33,16 +36,30 @@ def make_engine(*rules: Rule, **facts: Any) -> ScriptedEngine:
     return ScriptedEngine(Script(rules=rules), encode, decode, make_facts(**facts))
 
 
-def make_turn(name: str, prompt: str = "hello", *, max_tokens: int = 100, tenant: str = "") -> Turn:
+def make_turn(
+    name: str, prompt: str = "hello", *, max_tokens: int = 100, tenant: str = "", priority: int = 0,
+    timeout_s: float | None = None,
+) -> Turn:  # fmt: skip
     """A greedy turn."""
     sampling = Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=max_tokens)
-    return Turn(id=name, prompt=Prompt(ids=tuple(encode(prompt))), sampling=sampling, tenant=tenant)
+    ids = tuple(encode(prompt))
+    return Turn(
+        id=name, prompt=Prompt(ids=ids), sampling=sampling, tenant=tenant, priority=priority, timeout_s=timeout_s
+    )  # fmt: skip
+
+
+def make_scheduler(engine: Any, *, blocks: int = 256, **limits: Any) -> Scheduler:
+    """A scheduler with sessions of its own over `engine`, and host memory for so many of its pages."""
+    metrics = Metrics("test")
+    page_bytes = engine.layout.page_bytes
+    arena = Arena(Blocks(page_bytes, map_memory(page_bytes * blocks)))
+    return Scheduler(engine, Limits(**({"chunk_tokens": 4} | limits)), metrics, Sessions(engine, arena, metrics))
 
 
 @contextlib.asynccontextmanager
 async def serving(engine: Any, **limits: Any) -> AsyncIterator[Scheduler]:
     """A scheduler whose loop runs for the length of the block."""
-    scheduler = Scheduler(engine, Limits(**({"chunk_tokens": 4} | limits)), Metrics("test"))
+    scheduler = make_scheduler(engine, **limits)
     loop = asyncio.create_task(scheduler.run())
     try:
         yield scheduler

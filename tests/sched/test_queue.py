@@ -4,7 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsuf.sched.queue import TurnQueue, may_queue, retry_after_s
+from dsuf.types import Turn
 from tests.sched.rig import make_turn
+
+
+def take(queue: TurnQueue) -> Turn:
+    """Take the turn that is next."""
+    turn = queue.first()
+    assert turn is not None
+    queue.take(turn)
+    return turn
 
 
 def test_one_tenant_is_served_in_order() -> None:
@@ -13,7 +22,7 @@ def test_one_tenant_is_served_in_order() -> None:
     for turn in turns:
         queue.put(turn)
     queue.remove(turns[2])
-    assert [queue.take().id for _ in range(4)] == ["0", "1", "3", "4"]
+    assert [take(queue).id for _ in range(4)] == ["0", "1", "3", "4"]
     assert len(queue) == 0 and queue.first() is None
 
 
@@ -22,7 +31,19 @@ def test_tenants_take_turns() -> None:
     for i in range(4):
         queue.put(make_turn(f"a{i}", tenant="a"))
     queue.put(make_turn("b0", tenant="b"))
-    assert [queue.take().id for _ in range(5)] == ["a0", "b0", "a1", "a2", "a3"]
+    assert [take(queue).id for _ in range(5)] == ["a0", "b0", "a1", "a2", "a3"]
+
+
+def test_better_priorities_go_first_and_who_was_put_back_goes_before_its_own() -> None:
+    queue = TurnQueue()
+    for name, tenant, priority in (("a", "x", 0), ("b", "x", 5), ("c", "y", -3), ("d", "y", 0), ("e", "z", -3)):
+        queue.put(make_turn(name, tenant=tenant, priority=priority))
+    back = make_turn("back", tenant="y", priority=0)
+    queue.put(back, first=True)
+    assert queue.count() == {0: 3, 5: 1, -3: 2}
+    assert queue.holds(back) and not queue.holds(make_turn("back", tenant="y"))
+    assert [take(queue).id for _ in range(6)] == ["c", "e", "back", "a", "d", "b"]
+    assert not queue.holds(back)
 
 
 @given(
@@ -45,8 +66,7 @@ def test_queue_keeps_its_length_and_starves_nobody(actions: list[tuple[str, obje
         elif waiting and action == "leave":
             queue.remove(waiting.pop(int(str(value)) % len(waiting)))
         elif waiting:
-            first, turn = queue.first(), queue.take()
-            assert first is turn
+            turn = take(queue)
             assert turn is next(other for other in waiting if other.tenant == turn.tenant)
             waiting.remove(turn)
             for tenant in {other.tenant for other in waiting} - {turn.tenant}:
@@ -54,6 +74,15 @@ def test_queue_keeps_its_length_and_starves_nobody(actions: list[tuple[str, obje
                 assert served_since[tenant] <= 2, "a tenant waits for each other one at most once"
             served_since[turn.tenant] = 0
         assert len(queue) == len(waiting)
+
+
+@given(st.lists(st.tuples(st.integers(-2, 2), st.sampled_from("ab")), max_size=12))
+def test_the_first_is_always_of_the_best_priority(turns: list[tuple[int, str]]) -> None:
+    queue = TurnQueue()
+    for number, (priority, tenant) in enumerate(turns):
+        queue.put(make_turn(str(number), tenant=tenant, priority=priority))
+    taken = [take(queue) for _ in turns]
+    assert [turn.priority for turn in taken] == sorted(priority for priority, _ in turns)
 
 
 def test_free_places_do_not_count_as_waiting() -> None:

@@ -1,0 +1,141 @@
+"""The way from the queue into the engine: pages first, then a place, then the cache that an earlier turn left behind.
+
+The first in line is never overtaken: what waits behind it waits too, however small, so that it cannot starve. It may
+take the place and the pages of running turns of worse priority, which go back to the head of their own.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from dsuf.errors import QueueFull, RequestError
+from dsuf.kv.sessions import Sessions
+from dsuf.observe.log import log_event
+from dsuf.observe.metrics import Metrics
+from dsuf.sched.held import Held
+from dsuf.sched.places import Places
+from dsuf.sched.preemption import Running, choose_victims
+from dsuf.sched.queue import TurnQueue
+from dsuf.sched.ticket import TurnTicket
+from dsuf.types import Turn
+
+_LOOK_AGAIN_S = 1.0  # in case that room came without a word
+
+Fail = Callable[[list[TurnTicket], RequestError], None]
+
+
+class Admission:
+    """Lets waiting turns in, one at a time; `run` does it until it is cancelled. While `paused` nobody enters."""
+
+    def __init__(
+        self, queue: TurnQueue, tickets: Mapping[str, TurnTicket], places: Places, sessions: Sessions,
+        metrics: Metrics, fail: Fail,
+    ) -> None:  # fmt: skip
+        self.paused = False
+        self._queue, self._tickets, self._places = queue, tickets, places
+        self._sessions, self._metrics, self._fail = sessions, metrics, fail
+        self._news = asyncio.Event()
+        self._stuck: Turn | None = None
+        self._filling: set[asyncio.Task[None]] = set()
+
+    def poke(self) -> None:
+        """A place or pages came free."""
+        self._stuck = None
+        self._news.set()
+
+    def poke_arrival(self) -> None:
+        """The queue changed; if the first in line is still the one that did not fit, that is nothing new."""
+        if self._queue.first() is not self._stuck:
+            self._news.set()
+
+    async def run(self) -> None:
+        """Let turns in until cancelled; those whose cache is being filled then are left to whoever closes kv."""
+        try:
+            while True:
+                self._news.clear()
+                if not await self._admit_first():
+                    await self._rest()
+        finally:
+            for task in self._filling:
+                task.cancel()
+
+    async def _rest(self) -> None:
+        """Wait for news."""
+        try:
+            async with asyncio.timeout(None if self._stuck is None else _LOOK_AGAIN_S):
+                await self._news.wait()
+        except TimeoutError:
+            self._stuck = None
+
+    async def _admit_first(self) -> bool:
+        """Let the first in line in if that is possible; whether to look at the next one at once."""
+        turn = self._queue.first()
+        if turn is None or self.paused or turn is self._stuck:
+            return False
+        if self._places.free <= 0:
+            self._make_room(turn, missing_places=1)
+            return False
+        try:
+            pages = await self._sessions.admit(turn)
+        except RequestError as error:
+            self._fail_queued(turn, error)
+            return True
+        if not self._queue.holds(turn) or self.paused:  # it left meanwhile
+            if pages is not None:
+                self._sessions.release(turn.id)
+            return True
+        if pages is None:
+            self._make_room(turn, missing_places=0)
+            return False
+        self._enter(turn, pages)
+        return True
+
+    def _enter(self, turn: Turn, pages: tuple[int, ...]) -> None:
+        """Give `turn` its place, and begin to fill its cache beside the steps of others."""
+        ticket = self._tickets[turn.id]
+        first = ticket.attached_s is None
+        try:
+            held = self._places.take(turn, ticket, pages)
+        except QueueFull as error:
+            if len(self._places):
+                self._stuck = turn
+            else:  # there is nothing to wait for
+                self._fail_queued(turn, error)
+            return
+        except RequestError as error:
+            self._fail_queued(turn, error)
+            return
+        self._queue.take(turn)
+        if first:
+            self._metrics.observe_queue(held.attached_s - ticket.submitted_s)
+        task = asyncio.create_task(self._places.fill(held))
+        self._filling.add(task)
+        task.add_done_callback(self._filling.discard)
+
+    def _fail_queued(self, turn: Turn, error: RequestError) -> None:
+        """End `turn`, if it still waits."""
+        if self._queue.holds(turn):
+            self._fail([self._tickets[turn.id]], error)
+
+    def _make_room(self, turn: Turn, *, missing_places: int) -> None:
+        """Put running turns back if that lets `turn` in; it waits in any case."""
+        self._stuck = turn
+        if self._places.leaving:
+            return
+        running = [
+            Running(
+                turn=held.turn.id, priority=held.turn.priority, attached_s=held.attached_s,
+                own_pages=self._places.count_own_pages(held),
+            )
+            for held in self._places
+        ]  # fmt: skip
+        missing_pages = self._sessions.pages_for(turn) - self._sessions.pool.room
+        for name in choose_victims(
+            running, priority=turn.priority, missing_places=missing_places, missing_pages=missing_pages
+        ):
+            self._preempt(self._places[name], turn)
+
+    def _preempt(self, held: Held, turn: Turn) -> None:
+        """Let `held` leave for `turn`."""
+        log_event("turn put back", turn=held.turn.id, length=held.length, for_turn=turn.id)
+        self._metrics.count_preemption()
+        self._places.dismiss(held, "preempted")

@@ -1,0 +1,83 @@
+"""A turn in the engine, from attach to detach: what was launched for it and what has come back."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal
+
+from dsuf.sched.policy import Prefilling
+from dsuf.sched.ticket import TurnTicket
+from dsuf.types import StepResult, Turn
+
+Leaving = Literal["ended", "preempted", "unusable"]
+"""Why no further step names a turn: it ended, is put back for another one, or its cache could not be filled."""
+
+
+class Held:
+    """One stay of a turn in the engine. `turn` is what was attached: where an earlier stay generated tokens, they are
+    part of its prompt.
+
+    Of its prompt `launched_tokens` are in steps under way or done, `done_tokens` came back. `coming_tokens` is what the
+    decode steps under way give at least. `served_s` is when the latest token came, or is expected to come. While it is
+    `filling`, or what it leaves behind is being read (`reading`), it cannot be detached.
+    """
+
+    def __init__(self, turn: Turn, ticket: TurnTicket, pages: tuple[int, ...], now_s: float) -> None:
+        self.turn, self.ticket, self.pages = turn, ticket, pages
+        self.attached_s = self.served_s = now_s
+        self.ready = False
+        self.done_tokens = 0
+        self.launched_tokens = 0
+        self.kept_tokens = 0
+        self.generated_tokens = 0
+        self.coming_tokens = 0
+        self.steps_under_way = 0
+        self.latest: asyncio.Task[list[StepResult]] | None = None  # the step launched for it last
+        self.failed = False
+        self.leaving: Leaving | None = None
+        self.filling = False
+        self.reading: set[asyncio.Task[None]] = set()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt as attached."""
+        return len(self.turn.prompt.ids)
+
+    @property
+    def length(self) -> int:
+        """Positions that are filled once the steps under way are done, at least: the last token is not fed yet."""
+        return self.launched_tokens + max(0, self.generated_tokens + self.coming_tokens - 1)
+
+    @property
+    def prefilling(self) -> Prefilling | None:
+        """What the policy needs to know where some of the prompt is still to be launched."""
+        if not self.ready or self.leaving is not None or self.launched_tokens >= self.prompt_tokens:
+            return None
+        return Prefilling(
+            turn=self.turn.id, done=self.launched_tokens, length=self.prompt_tokens, tenant=self.turn.tenant,
+            priority=self.turn.priority,
+        )  # fmt: skip
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the next step can give it a token."""
+        return (
+            self.ready
+            and self.leaving is None
+            and self.launched_tokens == self.prompt_tokens
+            and self.generated_tokens + self.coming_tokens < self.turn.sampling.max_tokens
+        )
+
+    @property
+    def may_go(self) -> bool:
+        """Whether nothing of it is under way any more, so that it can be detached."""
+        return self.leaving is not None and not (self.steps_under_way or self.filling or self.reading)
+
+    def read(self, task: "asyncio.Task[None]", on_end: Callable[[], None]) -> None:
+        """`task` reads from the cache of the turn; `on_end` is called when it is done."""
+        self.reading.add(task)
+
+        def end(done: "asyncio.Task[None]") -> None:
+            self.reading.discard(done)
+            on_end()
+
+        task.add_done_callback(end)

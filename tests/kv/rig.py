@@ -4,12 +4,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dsuf.kv.arena import Arena
+import numpy as np
+
+from dsuf.kv.arena import Arena, Filling
 from dsuf.kv.blocks import Blocks, map_memory
 from dsuf.kv.commit import is_due
+from dsuf.kv.point import CommitPoint, make_head, seal, seal_point
 from dsuf.kv.sessions import Restored, Sessions
+from dsuf.kv.trace import Trace, make_trace
 from dsuf.observe.metrics import Metrics
-from dsuf.types import PrefillRange, StepPlan, StepResult, Turn
+from dsuf.types import CacheLayout, PrefillRange, SessionState, Span, StepPlan, StepResult, Turn
 from tests.toy import ToyEngine
 
 
@@ -166,3 +170,51 @@ def check_arena(arena: Arena) -> None:
 def ids(*parts: Sequence[int] | int) -> tuple[int, ...]:
     """A prompt: numbers stand for so many tokens from 100 on."""
     return tuple(t for part in parts for t in (range(100, 100 + part) if isinstance(part, int) else part))
+
+
+LAYOUT = CacheLayout(fingerprint="toy", page_tokens=8, page_bytes=100, pages=9, state_bytes=100)
+
+
+def make_small_arena(blocks: int) -> Arena:
+    """An arena of blocks of 100 bytes, without an engine."""
+    return Arena(Blocks(100, map_memory(100 * blocks)))
+
+
+def make_prompt_trace(
+    prompt: Sequence[int], *, salt: str = "", spans: tuple[Span, ...] = (), layout: CacheLayout = LAYOUT
+) -> Trace:
+    """The trace of a prompt."""
+    return make_trace(layout, salt, np.array(prompt, "<i8").tobytes(), spans)
+
+
+def fill(arena: Arena, trace: Trace, *, spare: int = 0, repeats: bool = False, payload: int = 30) -> Filling | None:
+    """Blocks for a state that ends `trace`, with bytes in them."""
+    filling = arena.reserve(trace, trace.length, payload)
+    if filling is not None:
+        for block in filling.blocks:
+            arena.blocks.view(block)[:] = bytes([block % 256]) * 100
+    return filling
+
+
+def publish(arena: Arena, filling: Filling, **state: Any) -> CommitPoint | None:
+    """Let a filled commit point be found."""
+    head = make_head(filling.trace, make_state(filling.trace, **state))
+    checksums = [seal(arena.blocks.view(block)) for block in filling.pages]
+    tail = [] if filling.tail is None else [arena.blocks.view(filling.tail)]
+    pieces = arena.blocks.pieces(filling.payload, head.payload_bytes)
+    return arena.publish(filling, head, checksums, seal_point(head, tail, pieces))
+
+
+def make_state(trace: Trace, *, spare: int = 0, repeats: bool = False, payload: int = 30) -> SessionState:
+    """A state that ends `trace`."""
+    return SessionState(
+        fingerprint="toy", length=trace.length, ids=trace.ids, payload=bytes(payload), spare=spare, repeats=repeats
+    )  # fmt: skip
+
+
+def put(
+    arena: Arena, prompt: Sequence[int], *, salt: str = "", spans: tuple[Span, ...] = (), **state: Any
+) -> CommitPoint | None:
+    """Keep a commit point; None where there is no room."""
+    filling = fill(arena, make_prompt_trace(prompt, salt=salt, spans=spans), **state)
+    return None if filling is None else publish(arena, filling, **state)

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -136,7 +137,7 @@ async def listen(child: Child, bodies: Sequence[bytes], lasting_s: float) -> tup
     loop = asyncio.get_running_loop()
     streams = [Listener(f"stream-{i}", body) for i, body in enumerate(bodies)]
     for stream in streams:
-        await loop.create_connection(lambda stream=stream: stream, child.host, child.port)
+        await loop.create_connection(partial(_same, stream), child.host, child.port)
     async with asyncio.timeout(60):
         await asyncio.gather(*(stream.begun.wait() for stream in streams))
     await asyncio.sleep(SETTLE_S)
@@ -157,6 +158,11 @@ async def listen(child: Child, bodies: Sequence[bytes], lasting_s: float) -> tup
     ]
     window = Window(cpu_s=cpu_s, wall_s=stopped_s - started_s, events=len(latencies), latencies_s=latencies)
     return window, streams
+
+
+def _same(stream: Listener) -> Listener:
+    """The protocol of a connection is the listener itself."""
+    return stream
 
 
 def pair(streams: Sequence[Listener], stamps: Mapping[str, list[float]]) -> list[tuple[Listener, list[float]]]:

@@ -21,7 +21,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -110,8 +110,7 @@ class PacedNode(Node):
         self._stamps = stamps
 
     async def _load(self, model: Model) -> Engine:
-        engine: Any = PacedEngine(await super()._load(model), self._pace, self._stamps)
-        return engine
+        return cast(Engine, PacedEngine(await super()._load(model), self._pace, self._stamps))
 
 
 class Ticker:

@@ -46,8 +46,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="replay: upper layers only see the end of a prompt, as the vendor deploys; exact: all of it"),
     ] = "replay"
     prefill_chunk_tokens: Annotated[
-        int, Meta(description="prompt tokens a step; running streams wait at most for one such chunk", ge=1)
+        int, Meta(description="prompt tokens a step at most; fewer where that would hold up running streams", ge=1)
     ] = 256
+    decode_gap_s: Annotated[
+        float, Meta(description="bound on the gap between a stream's tokens while prompts are computed", ge=0.01)
+    ] = 0.5
     drafts: Annotated[int, Meta(description="draft tokens that a decode step verifies; 0: none", ge=0, le=16)] = 0
     draft_rule: Annotated[
         Literal["block", "token"],
@@ -62,9 +65,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
     max_turns: Annotated[int, Meta(description="turns that run at the same time", ge=1, le=4096)] = 8
     queue_limit: Annotated[int, Meta(description="turns that may wait; more get 429", ge=0, le=100_000)] = 64
+    queue_timeout_s: Annotated[float, Meta(description="a turn that waited so long ends; 0: never", ge=0)] = 0.0
+    turn_timeout_s: Annotated[float, Meta(description="a turn that took so long in all ends; 0: never", ge=0)] = 0.0
+    device_cache_tokens: Annotated[
+        int, Meta(description="positions that the engine's cache holds; 0: enough for max_turns whole contexts", ge=0)
+    ] = 0
     cache_bytes: Annotated[
-        int, Meta(description="memory for session caches that later turns take over; 0: none are kept", ge=0)
+        int, Meta(description="host memory for session caches that later turns take over; 0: none are kept", ge=0)
     ] = 1 << 30
+    audit_share: Annotated[
+        float,
+        Meta(description="share of greedy turns with drafts that are computed again without, to compare", ge=0, le=1),
+    ] = 0.01
     threads: Annotated[
         int, Meta(description="CPU threads of the reference engine; 0: all cores but one", ge=0, le=1024)
     ] = 0
@@ -80,12 +92,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     )
     api_keys: Annotated[tuple[str, ...], Meta(description="accepted keys, comma separated; none: no check")] = ()
     api_key_file: Annotated[Path | None, Meta(description="file with one more accepted key a line")] = None
+    admin_keys: Annotated[
+        tuple[str, ...], Meta(description="keys that may drop the prefix cache; none: only a server without keys may")
+    ] = ()
     cache_dir: Annotated[Path | None, Meta(description="where the embedded model is made; default: XDG cache")] = None
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least level logged")] = "info"
     filed_keys: int = 0
 
 
-_SECRET = {"api_keys"}
+_SECRET = {"api_keys", "admin_keys"}
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +187,8 @@ def describe(settings: Settings) -> str:
     for setting in list_settings():
         value = getattr(settings, setting.name)
         lines.append(f"# {setting.help}")
-        if setting.name in _SECRET and (count := len(value) - settings.filed_keys):
+        filed = settings.filed_keys if setting.name == "api_keys" else 0
+        if setting.name in _SECRET and (count := len(value) - filed):
             value = (REDACTED,) * count
             lines.append(f"# {count} set and not shown: put the keys themselves here before this file is used")
         elif setting.name in _SECRET:
@@ -230,13 +246,13 @@ def _read_keys(path: Path | None) -> list[str]:
 
 def _convert(setting: Setting, value: Any, source: str) -> Any:
     """`value` as the setting's type; numbers and truth values may come as text."""
-    if setting.name == "api_keys" and isinstance(value, str):
+    if setting.name in _SECRET and isinstance(value, str):
         value = value.split(",")
     try:
         converted = msgspec.convert(value, setting.annotated, strict=False, dec_hook=_decode_path)
         if isinstance(converted, float) and not math.isfinite(converted):
             raise msgspec.ValidationError("Expected a finite number")
-        return _strip_keys(converted) if setting.name == "api_keys" else converted
+        return _strip_keys(converted) if setting.name in _SECRET else converted
     except msgspec.ValidationError as error:
         shown = REDACTED if setting.name in _SECRET else repr(value)
         reason = f"expected one of {', '.join(setting.choices)}" if setting.choices else _lower(str(error))
@@ -267,10 +283,9 @@ def _problems(s: Settings) -> Iterator[str]:
     """What single fields cannot say: combinations, and what is not built yet."""
     if s.engine == "cuda":
         yield "engine = 'cuda': the CUDA engine is not built yet; use 'reference'"
-    if s.role != "both":
-        yield f"role = {s.role!r}: splitting prefill and decode over nodes is not built yet; use 'both'"
-    if REDACTED in s.api_keys:
-        yield f"api_keys: {REDACTED!r} is what --print-config shows in place of a key; put the key itself there"
+    for name in sorted(_SECRET):
+        if REDACTED in getattr(s, name):
+            yield f"{name}: {REDACTED!r} is what --print-config shows in place of a key; put the key itself there"
     if s.engine == "scripted" and s.script is None:
         yield "script: engine 'scripted' needs a script file"
     if s.engine != "scripted" and s.script is not None:

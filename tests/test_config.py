@@ -34,7 +34,9 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         ({"DSUF_PORT": "http"}, ["port", "'http'", "int"]),
         ({"DSUF_ENGINE": "gpu"}, ["engine", "'gpu'", "auto, reference, scripted, cuda"]),
         ({"DSUF_ENGINE": "cuda"}, ["engine", "cuda", "not built yet"]),
-        ({"DSUF_ROLE": "decode"}, ["role", "decode", "not built yet"]),
+        ({"DSUF_ROLE": "all"}, ["role", "all", "both, prefill, decode"]),
+        ({"DSUF_DECODE_GAP_S": "0"}, ["decode_gap_s", ">= 0.01"]),
+        ({"DSUF_AUDIT_SHARE": "1.5"}, ["audit_share", "<= 1"]),
         ({"DSUF_ENGINE": "scripted"}, ["script"]),
         ({"DSUF_SCRIPT": "/nowhere.json"}, ["script", "nowhere", "scripted"]),
         ({"DSUF_ENGINE": "scripted", "DSUF_SCRIPT": "/nowhere.json"}, ["script", "no such file"]),
@@ -101,6 +103,16 @@ def test_keys_come_from_list_and_file_and_are_never_shown(tmp_path: Path) -> Non
     keys.write_text("\n")
     with pytest.raises(CommandError, match="holds no key"):
         load_settings({"api_key_file": str(keys)})
+
+
+def test_admin_keys_are_as_secret_as_others(tmp_path: Path) -> None:
+    loaded = load_settings({"admin_keys": "sk-root", "api_keys": "sk-one"})
+    assert loaded.admin_keys == ("sk-root",)
+    assert "sk-" not in describe(loaded) and describe(loaded).count(REDACTED) == 2
+    with pytest.raises(CommandError, match=r"admin_keys: .* put the key itself there"):
+        load_settings({"admin_keys": REDACTED})
+    with pytest.raises(CommandError, match=r"admin_keys = .*a key is empty"):
+        load_settings({"admin_keys": "sk-root,"})
 
 
 @pytest.mark.parametrize("text", ["", " ", ",", "sk-one,", "sk-one, ,sk-two"])

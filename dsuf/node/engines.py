@@ -14,6 +14,7 @@ from dsuf.engine_scripted import ScriptedEngine, load_script
 from dsuf.errors import CommandError, EngineFailed
 from dsuf.recipe.vocabulary import Vocabulary, load_vocabulary
 from dsuf.reference.engine import ReferenceEngine
+from dsuf.reference.pages import PAGE_TOKENS
 from dsuf.reference.speculate import Speculation
 from dsuf.types import Engine, EngineFacts, PrefillRange, Prompt, Sampling, StepPlan, Turn
 
@@ -74,16 +75,21 @@ def load_engine(settings: Settings, model: Model, progress: Callable[[int], None
     `progress` hears of each layer that is there.
     """
     facts = foresee_facts(settings, model)
+    pages = -(-settings.device_cache_tokens // PAGE_TOKENS) or None
     if settings.engine == "scripted":
         if settings.script is None:
             raise CommandError("script: engine 'scripted' needs a script file")
-        return ScriptedEngine(load_script(settings.script), model.vocabulary.encode, model.vocabulary.decode, facts)
+        vocabulary, replay = model.vocabulary, PAGE_TOKENS if settings.prefill == "replay" else 0
+        return ScriptedEngine(
+            load_script(settings.script), vocabulary.encode, vocabulary.decode, facts, pages=pages, replay_tokens=replay
+        )
     speculation = Speculation(rule=settings.draft_rule, confidence=settings.draft_confidence)
     return ReferenceEngine.load(
         model.directory,
         context_tokens=facts.context_tokens,
         max_turns=facts.max_turns,
         prefill=settings.prefill,
+        pages=pages,
         speculation=speculation if settings.drafts else None,
         progress=progress,
     )
@@ -92,7 +98,8 @@ def load_engine(settings: Settings, model: Model, progress: Callable[[int], None
 async def warm_up(engine: Engine, prompt: tuple[int, ...]) -> None:
     """Run one short turn, so that the first client does not wait for what happens once; raises `EngineFailed`."""
     sampling = Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=2)
-    engine.attach(Turn(id=_WARM_UP, prompt=Prompt(ids=prompt), sampling=sampling))
+    needed = engine.layout.pages_for(len(prompt) + sampling.max_tokens + engine.layout.overrun_tokens)
+    engine.attach(Turn(id=_WARM_UP, prompt=Prompt(ids=prompt), sampling=sampling), range(needed))
     try:
         results = await engine.step(StepPlan(prefill=(PrefillRange(_WARM_UP, 0, len(prompt)),)))
         if results and results[0].finish is None:

@@ -19,6 +19,7 @@ from dsuf.checkpoint.synthetic import discard_unfinished
 from dsuf.config import Settings
 from dsuf.errors import CommandError
 from dsuf.kv.arena import Arena
+from dsuf.kv.blocks import Blocks, map_memory
 from dsuf.kv.sessions import Sessions
 from dsuf.node.drain import Signals, drain
 from dsuf.node.engines import Model, find_directory, foresee_facts, load_engine, open_model, warm_up
@@ -192,14 +193,19 @@ class Node:
 
     def _schedule(self, engine: Engine) -> None:
         """Start the scheduler and let turns in."""
+        settings = self.settings
         limits = Limits(
-            queue_limit=self.settings.queue_limit,
-            chunk_tokens=self.settings.prefill_chunk_tokens,
-            step_deadline_s=self.settings.step_deadline_s,
-            drafts=min(self.settings.drafts, engine.facts.max_drafts),
+            queue_limit=settings.queue_limit,
+            chunk_tokens=settings.prefill_chunk_tokens,
+            gap_s=settings.decode_gap_s,
+            step_deadline_s=settings.step_deadline_s,
+            queue_timeout_s=settings.queue_timeout_s,
+            turn_timeout_s=settings.turn_timeout_s,
+            drafts=min(settings.drafts, engine.facts.max_drafts),
+            audit_share=settings.audit_share,
         )
-        if self.settings.cache_bytes:
-            self.sessions = Sessions(engine, Arena(self.settings.cache_bytes), self.metrics)
+        blocks = Blocks(engine.layout.page_bytes, map_memory(settings.cache_bytes))
+        self.sessions = Sessions(engine, Arena(blocks), self.metrics)
         self.scheduler = Scheduler(engine, limits, self.metrics, self.sessions)
         self.metrics.watch_load(self.scheduler.load)
         self.pulse.watch(self.scheduler, engine, limits, self.sessions)

@@ -69,6 +69,11 @@ class Pulse:
         return {
             "prefill": settings.prefill,
             "prefill_chunk_tokens": settings.prefill_chunk_tokens,
+            "role": settings.role,
+            "decode_gap_s": settings.decode_gap_s,
+            "drafts": settings.drafts,
+            "turn_timeout_s": settings.turn_timeout_s,
+            "queue_timeout_s": settings.queue_timeout_s,
             "queue_limit": settings.queue_limit,
             "turns": dict(self._scheduler.counters()) if self._scheduler else {},
             "engine": dict(self._engine.counters()) if self._engine else {},

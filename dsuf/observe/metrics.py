@@ -55,12 +55,13 @@ _FEW = tuple(range(1, 18))
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node carries now: turns that the engine holds, turns that wait (in all, and by class of priority), part of
-    the cache in use (0 to 1)."""
+    """What a node carries now: turns that the engine holds, turns that wait (in all, and by class of priority), device
+    pages by state, part of them in use (0 to 1)."""
 
     running: int = 0
     waiting: int = 0
     waiting_by: Mapping[str, int] = msgspec.field(default_factory=dict)
+    pages: Mapping[str, int] = msgspec.field(default_factory=dict)
     cache_usage: float = 0.0
 
 
@@ -221,7 +222,7 @@ class Metrics:
             by_class.labels(name).set_function(partial(self._count_waiting, name))
         pages = Gauge("dsuf_pages", "Device pages by state", ["state"], registry=registry)
         for name in ("used", "cached", "free"):
-            pages.labels(name).set_function(partial(self._count_sessions, f"pages_{name}"))
+            pages.labels(name).set_function(partial(self._count_pages, name))
         running.set_function(lambda: self._load().running)
         waiting.set_function(lambda: self._load().waiting)
         usage.set_function(lambda: self._load().cache_usage)
@@ -283,6 +284,10 @@ class Metrics:
     def _count_waiting(self, priority: str) -> float:
         """Turns of one class that wait."""
         return self._load().waiting_by.get(priority, 0)
+
+    def _count_pages(self, state: str) -> float:
+        """Device pages in one state."""
+        return self._load().pages.get(state, 0)
 
     def _count_sessions(self, what: str) -> float:
         """One of the counters that `watch_sessions` gave."""

@@ -38,7 +38,8 @@ _PROBE = Choice(plan=StepPlan(), shape=Shape(), expected_s=0.0, balances_s={})
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of a scheduler: turns that wait, positions a chunk, drafts a step, the gap between a stream's tokens that
     prompts of others may cause, seconds a step, seconds between probes of an idle engine, failing steps in a row that
-    make it not ready; and how long a turn may wait for a place, and take in all (0: for ever)."""
+    make it not ready; how long a turn may wait for a place, and take in all
+    (0: for ever); and which share of greedy turns with drafts is computed again without, in idle time."""
 
     queue_limit: int = 64
     chunk_tokens: int = 256
@@ -49,6 +50,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     failing_steps: int = 3
     queue_timeout_s: float = 0.0
     turn_timeout_s: float = 0.0
+    audit_share: float = 0.0
 
 
 class Scheduler:
@@ -76,6 +78,7 @@ class Scheduler:
         self._news: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
+        metrics.promise_gap(limits.gap_s)
         sessions.on_room = self._admission.poke
 
     def submit(self, turn: Turn) -> TurnTicket:
@@ -113,14 +116,19 @@ class Scheduler:
         return {"queued": len(self._queue), "attached": len(self._places), "running": running, "writing": writing}
 
     def load(self) -> Load:
-        """What the gauges show; the cache counts positions against what all turns could have."""
-        facts = self._engine.facts
-        used = sum(held.length for held in self._places)
-        usage = used / (facts.context_tokens * facts.max_turns)
+        """What the gauges show; the cache in use is pages that turns hold."""
+        pool, total = self._sessions.pool, self._engine.layout.pages
+        pages = {"used": pool.held, "cached": pool.cached, "free": total - pool.held - pool.cached}
         waiting = {"first": 0, "normal": 0, "last": 0}
         for priority, count in self._queue.count().items():
             waiting["normal" if priority == 0 else "first" if priority < 0 else "last"] += count
-        return Load(running=len(self._places), waiting=len(self._queue), waiting_by=waiting, cache_usage=usage)
+        return Load(
+            running=len(self._places),
+            waiting=len(self._queue),
+            waiting_by=waiting,
+            pages=pages,
+            cache_usage=pool.held / total,
+        )
 
     async def run(self) -> None:
         """Serve until cancelled. Then what is left ends with `Unavailable`, and nothing is attached any more, unless a

@@ -82,7 +82,9 @@ async def test_draining_cuts_nothing_and_refuses_the_rest(model_dir: Path, tmp_p
         status, headers, _ = await late.read_reply()
         assert (status, headers["retry-after"], headers["connection"]) == (503, "2", "close")
         await draining
-        assert node.scheduler is not None and node.scheduler.counters() == IDLE
+        scheduler = node.scheduler
+        assert scheduler is not None
+        await until(lambda: scheduler.counters() == IDLE)
         assert await node.stop()
         for client in streams:
             rest = await client.read_all()

@@ -17,8 +17,8 @@ from dsuf.node.node import bind
 from dsuf.node.pulse import SLACK_S, Pulse
 from dsuf.node.startup import Startup, describe_use
 from dsuf.observe.metrics import Metrics
-from dsuf.sched.scheduler import Limits, Scheduler
-from tests.sched.rig import make_engine, make_turn, read_text, serving
+from dsuf.sched.scheduler import Limits
+from tests.sched.rig import make_engine, make_scheduler, make_turn, read_text, serving
 
 
 async def test_the_gate_refuses_until_it_opens() -> None:
@@ -34,7 +34,7 @@ async def test_the_gate_refuses_until_it_opens() -> None:
 async def test_a_scheduler_that_stands_still_is_noticed_from_outside() -> None:
     """Its own watch reports a stuck step. Should the loop of the scheduler itself stand, the time alone tells."""
     pulse, limits, engine = Pulse(Settings(), Metrics("m")), Limits(probe_s=1, step_deadline_s=2), make_engine()
-    scheduler = Scheduler(engine, limits, Metrics("m"))
+    scheduler = make_scheduler(engine, probe_s=limits.probe_s, step_deadline_s=limits.step_deadline_s)
     pulse.watch(scheduler, engine, limits)
     pulse.starting = None
     assert pulse.readiness().ready and pulse.liveness().ready

@@ -60,11 +60,12 @@ def test_a_conversation_computes_only_what_is_new() -> None:
         with urllib.request.urlopen(f"{server.url}/metrics", timeout=20) as reply:
             metrics = reply.read().decode()
     assert (replies, same_lengths) == (expected, lengths)
-    host = [entry["host_tokens"] for entry in details]
-    assert host[0] == 0
-    assert host[1] >= lengths[0], "the whole first prompt, whatever became of the reply's tokens on the way"
-    assert host[2] >= lengths[1]
-    assert host[3] == lengths[3] - 1
-    assert host[4] >= lengths[0] - 16
-    assert f"dsuf_session_cache_hit_tokens_total {float(sum(host))}" in metrics
+    cached = [entry["cached_tokens"] for entry in details]
+    assert cached[0] == 0
+    assert cached[1] >= lengths[0], "the whole first prompt, whatever became of the reply's tokens on the way"
+    assert cached[2] >= lengths[1]
+    assert cached[3] == lengths[3] - 1
+    assert cached[4] >= lengths[0] - 16
+    assert sum(entry["device_tokens"] for entry in details) > 0 < sum(entry["host_tokens"] for entry in details)
+    assert f"dsuf_session_cache_hit_tokens_total {float(sum(cached))}" in metrics
     assert kept["entries"] > 0

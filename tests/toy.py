@@ -111,7 +111,8 @@ class ToyEngine:
 
     async def resume(self, turn: str, length: int, state: SessionState | None) -> int:
         """Take over `length` positions; raises `CheckpointError`."""
-        return await self._run("resume", lambda: self._resume(self._held(turn), length, state))
+        held = self._held(turn)
+        return await self._run("resume", lambda: self._resume(held, length, state))
 
     async def step(self, plan: StepPlan) -> list[StepResult]:
         """Run `plan`."""
@@ -136,7 +137,8 @@ class ToyEngine:
 
     async def read_state(self, turn: str) -> SessionState | None:
         """The window of `turn`, with the tokens that it can spare."""
-        return await self._run("read_state", lambda: self._state(self._held(turn)))
+        held = self._held(turn)
+        return await self._run("read_state", lambda: self._state(held))
 
     async def read_pages(self, pages: Sequence[int], into: Sequence[memoryview]) -> None:
         """Copy pages out."""

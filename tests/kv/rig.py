@@ -62,8 +62,7 @@ class Rig:
         length, kept, ids = len(turn.prompt.ids), start, list[int]()
         for first in range(start, length, chunk):
             stop = min(first + chunk, length)
-            plan = StepPlan(prefill=(PrefillRange(turn.id, first, stop),))
-            step = asyncio.ensure_future(self.engine.step(plan))
+            step = asyncio.ensure_future(self.engine.step(self.plan(turn, first, stop)))
             exact = not self.engine.layout.replay_tokens
             if is_due(stop, prompt=length, kept=kept, chunk_tokens=chunk, exact=exact):
                 kept = stop
@@ -77,6 +76,10 @@ class Rig:
             [result] = await self.step(turn, step)
             ids += result.ids
         return ids
+
+    def plan(self, turn: Turn, start: int, stop: int) -> StepPlan:
+        """A plan that prefills a part of the prompt of `turn`."""
+        return StepPlan(prefill=(PrefillRange(turn.id, start, stop),))
 
     async def step(self, turn: Turn, step: "asyncio.Future[list[StepResult]]") -> list[StepResult]:
         """The results of a step; what it fails behind is blamed."""
@@ -96,7 +99,8 @@ class Rig:
 
     async def settle(self) -> None:
         """Wait until nothing is on its way."""
-        await self.sessions.settle()
+        while self.sessions.counters()["copies"]:
+            await self.sessions.settle()
 
     def check_idle(self) -> None:
         """Nothing is in use, and no page, block or node is lost."""

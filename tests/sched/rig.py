@@ -13,6 +13,8 @@ from dsuf.observe.metrics import Metrics
 from dsuf.sched.scheduler import Limits, Scheduler
 from dsuf.types import EngineFacts, Prompt, Sampling, StepResult, Ticket, Turn
 
+IDLE = {"queued": 0, "attached": 0, "running": 0, "writing": 0}
+
 
 def encode(text: str) -> list[int]:
     """One id a character."""

@@ -1,156 +1,23 @@
-"""A testing tool: an engine that computes nothing and answers from a file (`--engine scripted --script FILE`).
-
-The file is JSON: `{"rules": [{…}, …]}`. The first rule that fits a turn answers it. Fields of a rule, all optional:
-
-    match, absent          text, or a list of texts, that the decoded prompt must hold, or must not hold; the decoded
-                           prompt has special tokens spelled out, so "<tool_result>" finds the follow-up of a tool call
-    turn                   fits only the turn of this number (from 0, in the order of admission)
-    times                  fits only so many turns
-    reasoning              text that comes first, with `</think>` after it, where the prompt opens in reasoning
-    reply                  text in the model's own markup; special tokens that are spelled out become those tokens
-    ids                    token ids to send instead of reasoning and reply
-    finish                 "stop" (default), or "length" with the last tokens; max_tokens ends every reply
-    tokens_per_step        tokens a decode step (default 1)
-    prefill_s_per_token    time that a step takes for each position it prefills
-    step_s                 time that a step takes that decodes this turn
-    fail_at_step           the turn's step of this number (from 0, prefill included) raises
-    hang_at_step, hang_s   the turn's step of this number takes `hang_s` (default: an hour)
-
-Its pages hold the ids of their positions; a prompt is compared with them before it is answered, so wrong pages show.
-
-Imports `types` and `errors`. The tokenizer comes in as two functions.
-"""
+"""The scripted engine: the calls of the protocol, one after the other, in the time that the rules say."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from dsuf.errors import CheckpointError, CommandError, ContextTooLong, QueueFull
-from dsuf.types import CacheLayout, EngineFacts, Finish, PrefillRange, SessionState, StepPlan, StepResult, Turn
+from dsuf.engine_scripted.script import NO_RULE, Rule, Script
+from dsuf.engine_scripted.turn import I64, ID, PAGE_TOKENS, ScriptedTurn
+from dsuf.errors import CheckpointError, ContextTooLong, QueueFull
+from dsuf.types import CacheLayout, EngineFacts, PrefillRange, SessionState, StepPlan, StepResult, Turn
 
 FINGERPRINT = "scripted-2"
-PAGE_TOKENS = 128
 SPARE_TOKENS = 16
 STATE_TOKENS = 32
 """The last ids, which a state holds once more beside all of them."""
-NO_RULE = "The script has no rule for this prompt."
 
-_I64 = NDArray[np.int64]
-_ID = np.dtype("<i8")
 _T = TypeVar("_T")
-
-
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to answer a turn; the module says what the fields mean."""
-
-    match: str | tuple[str, ...] = ()
-    absent: str | tuple[str, ...] = ()
-    turn: int | None = None
-    times: int | None = None
-    reasoning: str | None = None
-    reply: str = ""
-    ids: tuple[int, ...] | None = None
-    finish: Literal["stop", "length"] = "stop"
-    tokens_per_step: int = 1
-    prefill_s_per_token: float = 0.0
-    step_s: float = 0.0
-    fail_at_step: int | None = None
-    hang_at_step: int | None = None
-    hang_s: float = 3600.0
-
-
-class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A decoded script file."""
-
-    rules: tuple[Rule, ...]
-
-
-def load_script(path: Path) -> Script:
-    """Read a script; raises `CommandError` that says what is wrong with it."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Script)
-    except OSError as error:
-        raise CommandError(f"script: cannot read {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise CommandError(f"script: {path}: {error}") from error
-
-
-class _Progress:
-    """A turn that the engine holds. Rule and reply are found in its first step, which may take the time."""
-
-    def __init__(self, turn: Turn, number: int, rows: _I64, pages: _I64) -> None:
-        self.turn, self.number = turn, number
-        self.rows, self.pages = rows, pages
-        self.prompt: _I64 = np.array(turn.prompt.ids, _ID)
-        self.length = 0
-        self.kept = 0
-        self.sent = 0
-        self.steps = 0
-        self.ended = False
-        self.rule: Rule | None = None
-        self.reply: Sequence[int] = ()
-
-    @property
-    def reserved_tokens(self) -> int:
-        """Positions that the turn can ever need."""
-        return len(self.prompt) + self.turn.sampling.max_tokens
-
-    @property
-    def ids(self) -> _I64:
-        """The ids of all positions that are filled."""
-        generated = np.array(self.reply[: max(0, self.length - len(self.prompt))], _ID)
-        return np.concatenate([self.prompt[: self.length], generated])
-
-    def prefill(self, part: PrefillRange) -> StepResult:
-        """Take in `part`; the end of the prompt gives the first token. Raises `RuntimeError` for wrong pages."""
-        if part.start != self.length or not part.start < part.stop <= len(self.prompt):
-            raise RuntimeError(f"prefill {part.start} to {part.stop} does not continue at {self.length}")
-        self._fill(self.prompt[part.start : part.stop])
-        if self.length < len(self.prompt):
-            return StepResult(turn=self.turn.id, prefilled=self.length)
-        if not np.array_equal(self._held(self.length), self.prompt):
-            raise RuntimeError(f"the pages of turn {self.turn.id!r} hold other ids than its prompt")
-        return self._send(1)
-
-    def decode(self, tokens: int) -> StepResult:
-        """The next `tokens` tokens of the reply, behind whose last one stands an end-of-sentence token."""
-        if self.length < len(self.prompt):
-            raise RuntimeError("decode before the end of prefill")
-        fed = np.array(self.reply[self.length - len(self.prompt) : self.sent], _ID)
-        self._fill(fed)  # a real engine feeds a token in the step after it was chosen
-        return self._send(tokens)
-
-    def _send(self, tokens: int) -> StepResult:
-        ids = tuple(self.reply[self.sent : min(self.sent + tokens, self.turn.sampling.max_tokens)])
-        self.sent += len(ids)
-        finish = self._finish(len(ids) < tokens)
-        self.ended = finish is not None
-        return StepResult(turn=self.turn.id, ids=ids, prefilled=len(self.prompt), finish=finish)
-
-    def _finish(self, cut: bool) -> Finish | None:
-        """Whether the tokens up to `sent` are the last ones; `cut` says that there were fewer than asked for."""
-        if self.sent >= self.turn.sampling.max_tokens:
-            return "length"
-        if self.rule is not None and self.rule.finish == "length" and self.sent == len(self.reply):
-            return "length"
-        return "stop" if cut else None
-
-    def _fill(self, ids: _I64) -> None:
-        """Write `ids` behind the positions that are filled, except where they were before."""
-        written = np.arange(max(self.length, self.kept), self.length + len(ids))
-        self.rows[self.pages[written // PAGE_TOKENS], written % PAGE_TOKENS] = ids[len(ids) - len(written) :]
-        self.length += len(ids)
-
-    def _held(self, length: int) -> _I64:
-        """What the pages hold for the first `length` positions."""
-        held: _I64 = self.rows[self.pages[: -(-length // PAGE_TOKENS)]].reshape(-1)[:length]
-        return held
 
 
 class ScriptedEngine:
@@ -170,12 +37,12 @@ class ScriptedEngine:
             pages = (facts.max_turns + 1) * -(-facts.context_tokens // PAGE_TOKENS)
         self.layout = CacheLayout(
             fingerprint=f"{FINGERPRINT}-{replay_tokens}", page_tokens=PAGE_TOKENS,
-            page_bytes=PAGE_TOKENS * _ID.itemsize, pages=pages, state_bytes=STATE_TOKENS * _ID.itemsize,
+            page_bytes=PAGE_TOKENS * ID.itemsize, pages=pages, state_bytes=STATE_TOKENS * ID.itemsize,
             replay_tokens=replay_tokens,
         )  # fmt: skip
-        self._rows: _I64 = np.zeros((pages, PAGE_TOKENS), _ID)
+        self._rows: I64 = np.zeros((pages, PAGE_TOKENS), ID)
         self._script, self._encode, self._decode = script, encode, decode
-        self._turns: dict[str, _Progress] = {}
+        self._turns: dict[str, ScriptedTurn] = {}
         self._uses = [0] * len(script.rules)
         self._attached = 0
         self._under_way: Counter[str] = Counter()
@@ -184,7 +51,7 @@ class ScriptedEngine:
 
     def attach(self, turn: Turn, pages: Sequence[int]) -> None:
         """Hold `turn`; raises `QueueFull` or `ContextTooLong`."""
-        progress = _Progress(turn, self._attached, self._rows, np.array(pages, np.int64))
+        progress = ScriptedTurn(turn, self._attached, self._rows, np.array(pages, np.int64))
         if progress.reserved_tokens > self.facts.context_tokens:
             raise ContextTooLong(f"maximum context length is {self.facts.context_tokens} tokens")
         if len(pages) < self.layout.pages_for(progress.reserved_tokens):
@@ -264,7 +131,7 @@ class ScriptedEngine:
         prefilled = [self._turns[part.turn].prefill(part) for part in plan.prefill]
         return prefilled + [self._turns[name].decode(self._rule(name).tokens_per_step) for name in decode]
 
-    async def _copy_state(self, progress: _Progress) -> SessionState | None:
+    async def _copy_state(self, progress: ScriptedTurn) -> SessionState | None:
         if self.layout.replay_tokens and progress.length < len(progress.prompt):
             return None
         ids = progress.ids
@@ -273,7 +140,7 @@ class ScriptedEngine:
             payload=ids[-STATE_TOKENS:].tobytes(), spare=min(SPARE_TOKENS, len(ids)), repeats=True,
         )  # fmt: skip
 
-    async def _take_over(self, progress: _Progress, length: int, state: SessionState | None) -> int:
+    async def _take_over(self, progress: ScriptedTurn, length: int, state: SessionState | None) -> int:
         """Go on behind `length` positions; raises `CheckpointError` where a state is not of this prompt or engine."""
         if progress.length or not 0 <= length < len(progress.prompt):
             raise CheckpointError(f"turn {progress.turn.id!r} cannot go on behind {length} positions")
@@ -284,7 +151,7 @@ class ScriptedEngine:
             return progress.length
         if state.fingerprint != self.layout.fingerprint:
             raise CheckpointError(f"the state is of {state.fingerprint!r}, not of {self.layout.fingerprint!r}")
-        ids = np.frombuffer(state.ids, _ID)
+        ids = np.frombuffer(state.ids, ID)
         if not length <= len(ids) == state.length <= length + SPARE_TOKENS:
             raise CheckpointError(f"a state of {state.length} positions does not fit {length}")
         if not np.array_equal(ids[:length], progress.prompt[:length]):
@@ -300,9 +167,9 @@ class ScriptedEngine:
 
     async def _copy_in(self, pages: Sequence[int], rows: Sequence[memoryview]) -> None:
         for page, buffer in zip(pages, rows, strict=True):
-            self._rows[page] = np.frombuffer(buffer, _ID)
+            self._rows[page] = np.frombuffer(buffer, ID)
 
-    async def _begin(self, progress: _Progress) -> None:
+    async def _begin(self, progress: ScriptedTurn) -> None:
         """Find rule and reply where this is the turn's first step, and do what the rule wants of this step."""
         if progress.rule is None:
             text = await asyncio.to_thread(self._decode, progress.turn.prompt.ids)
@@ -318,7 +185,7 @@ class ScriptedEngine:
         """The first rule that fits."""
         for i, rule in enumerate(self._script.rules):
             spent = rule.times is not None and self._uses[i] >= rule.times
-            if not spent and rule.turn in (None, number) and _fits(rule, prompt):
+            if not spent and rule.turn in (None, number) and rule.fits(prompt):
                 self._uses[i] += 1
                 return rule
         return Rule(reasoning="", reply=NO_RULE)
@@ -348,15 +215,3 @@ async def _result(call: "asyncio.Task[_T]") -> _T:
 def _names(plan: StepPlan) -> list[str]:
     """The turns of a plan."""
     return [*(part.turn for part in plan.prefill), *plan.decode]
-
-
-def _fits(rule: Rule, prompt: str) -> bool:
-    """Whether `prompt` holds what `rule` wants and nothing that it excludes."""
-    return all(text in prompt for text in _texts(rule.match)) and not any(
-        text in prompt for text in _texts(rule.absent)
-    )
-
-
-def _texts(value: str | tuple[str, ...]) -> tuple[str, ...]:
-    """One or several texts as a tuple."""
-    return (value,) if isinstance(value, str) else value

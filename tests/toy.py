@@ -9,8 +9,8 @@ the tokens. The window is exact after replaying it, hence tokens are those of a 
 import asyncio
 import hashlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from dsuf.errors import CheckpointError, ContextTooLong, EngineFailed, QueueFull
 from dsuf.types import (
@@ -109,19 +109,17 @@ class ToyEngine:
             self.violations.append(f"attach {turn.id}: in use already, or pages {pages}")
         self._turns[turn.id] = _Held(turn, pages)
 
-    async def resume(self, turn: str, length: int, state: SessionState | None) -> int:
+    def resume(self, turn: str, length: int, state: SessionState | None) -> Coroutine[Any, Any, int]:
         """Take over `length` positions; raises `CheckpointError`."""
         held = self._held(turn)
-        return await self._run("resume", lambda: self._resume(held, length, state))
+        return self._run("resume", lambda: self._resume(held, length, state))
 
-    async def step(self, plan: StepPlan) -> list[StepResult]:
+    def step(self, plan: StepPlan) -> Coroutine[Any, Any, list[StepResult]]:
         """Run `plan`."""
         names = frozenset((*plan.decode, *(part.turn for part in plan.prefill)))
         self._under_way.append(names)
-        try:
-            return await self._run("step", lambda: self.compute(plan), self.step_s(plan))
-        finally:
-            self._under_way.remove(names)
+        end = lambda: self._under_way.remove(names)  # noqa: E731
+        return self._run("step", lambda: self.compute(plan), self.step_s(plan), end)
 
     def compute(self, plan: StepPlan) -> list[StepResult]:
         """Run `plan` here and now."""
@@ -135,21 +133,21 @@ class ToyEngine:
             self.violations.append(f"detach {turn}: a step that names it is under way")
         self._turns.pop(turn, None)
 
-    async def read_state(self, turn: str) -> SessionState | None:
+    def read_state(self, turn: str) -> Coroutine[Any, Any, SessionState | None]:
         """The window of `turn`, with the tokens that it can spare."""
         held = self._held(turn)
-        return await self._run("read_state", lambda: self._state(held))
+        return self._run("read_state", lambda: self._state(held))
 
-    async def read_pages(self, pages: Sequence[int], into: Sequence[memoryview]) -> None:
+    def read_pages(self, pages: Sequence[int], into: Sequence[memoryview]) -> Coroutine[Any, Any, None]:
         """Copy pages out."""
 
         def copy() -> None:
             for page, buffer in zip(pages, into, strict=True):
                 buffer[:] = self._page(page)
 
-        await self._run("read_pages", copy)
+        return self._run("read_pages", copy)
 
-    async def write_pages(self, pages: Sequence[int], rows: Sequence[memoryview]) -> None:
+    def write_pages(self, pages: Sequence[int], rows: Sequence[memoryview]) -> Coroutine[Any, Any, None]:
         """Copy pages in."""
 
         def copy() -> None:
@@ -159,7 +157,7 @@ class ToyEngine:
                     self.violations.append(f"write_pages {page}: in the tables of {holders}")
                 self._page(page)[:] = buffer
 
-        await self._run("write_pages", copy)
+        return self._run("write_pages", copy)
 
     def counters(self) -> Mapping[str, int]:
         """Turns."""
@@ -184,15 +182,25 @@ class ToyEngine:
             ids += result.ids
         return ids
 
-    async def _run(self, name: str, work: Callable[[], T], seconds: float = 0.0) -> T:
-        """`work` in the order of calls, whether or not anybody still waits for it."""
+    def _run(
+        self, name: str, work: Callable[[], T], seconds: float = 0.0, end: Callable[[], None] = lambda: None
+    ) -> Coroutine[Any, Any, T]:
+        """Begin `work` in the order of calls, now, whether or not anybody waits for it; its result is for later."""
 
         async def in_order() -> T:
-            async with self._order:
-                await asyncio.sleep(seconds + self.before(name))
-                return work()
+            try:
+                async with self._order:
+                    await asyncio.sleep(seconds + self.before(name))
+                    return work()
+            finally:
+                end()
 
-        return await asyncio.shield(asyncio.ensure_future(in_order()))
+        async def result(call: asyncio.Future[T]) -> T:
+            return await asyncio.shield(call)
+
+        call = asyncio.ensure_future(in_order())
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return result(call)
 
     def _held(self, turn: str) -> _Held:
         try:

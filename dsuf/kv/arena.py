@@ -66,15 +66,16 @@ class Arena:
         self._leases: set[Lease] = set()
         self._ranking = Ranking()
 
-    def find(self, path: Sequence[Node], prompt: Trace) -> Match | None:
-        """The commit point of which `prompt`, which walks `path`, can use the most positions, the shortest of several;
-        None if there is none."""
+    def find(self, path: Sequence[Node], prompt: Trace, limit: int | None = None) -> Match | None:
+        """The commit point of which `prompt`, which walks `path`, can use the most positions, but not more than
+        `limit`; the shortest of several; None if there is none."""
         best: Match | None = None
         for node in reversed(path):
             for point in node.points:
                 head = point.head
-                common = head.common(prompt)
-                length = usable_tokens(head.length, head.spare, head.repeats, common=common, prompt=prompt.length)
+                length = usable_tokens(
+                    head.length, head.spare, head.repeats, common=head.common(prompt), prompt=prompt.length, limit=limit
+                )
                 if best is None or (length, -head.length) > (best.length, -best.point.head.length):
                     best = Match(point, length)
             # Points further up need fewer pages to be of use, so they are no longer than this.

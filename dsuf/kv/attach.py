@@ -50,15 +50,18 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 NOTHING = Choice(length=0, start=0, point=None, extents=())
 
 
-def usable_tokens(length: int, spare: int, repeats: bool, *, common: int, prompt: int) -> int:
-    """Positions of a state of `length` from which a prompt of `prompt` tokens can go on that shares `common` tokens.
+def usable_tokens(
+    length: int, spare: int, repeats: bool, *, common: int, prompt: int, limit: int | None = None
+) -> int:  # fmt: skip
+    """Positions of a state of `length` from which a prompt of `prompt` tokens can go on that shares `common` tokens; it
+    wants no more than `limit`.
 
     At least one token of the prompt is left to compute, since its logits choose the next one. 0 means no use.
     """
-    wanted = min(common, prompt - 1)
+    wanted = min(common, prompt - 1 if limit is None else min(limit, prompt - 1))
     if wanted >= length:
         return length
-    again = repeats and common == prompt == length
+    again = repeats and common == prompt == length == wanted + 1
     return wanted if again or length - wanted <= spare else 0
 
 
@@ -69,13 +72,14 @@ def choose(
 
     `places` are the whole pages that it shares, from position 0 on and without a gap; `points` the positions that it
     can use of each commit point it shares, all of whose pages are in `places`. Of equal points the first counts, and a
-    commit point before a replay, which is less exact. The begun page of a commit point comes from `begun`.
+    commit point before a replay, which is less exact. The begun page of a commit point comes from `begun`. A page in
+    which the prompt ends counts for nothing, as the turn writes it itself.
     """
     best = max(range(len(points)), key=lambda i: points[i], default=None)
     if best is not None and not points[best]:
         best = None
     length = start = 0 if best is None else points[best]
-    whole = min(len(places), prompt // layout.page_tokens) * layout.page_tokens
+    whole = min(len(places), (prompt - 1) // layout.page_tokens) * layout.page_tokens
     if layout.replay_tokens and whole - layout.replay_tokens > start:
         length, start, best = whole, whole - layout.replay_tokens, None
     extents = tuple(_extents(places, length, prompt, layout.page_tokens, begun))

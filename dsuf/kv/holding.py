@@ -14,11 +14,12 @@ class Holding:
     `trace` is None where its prompt could not be traced: then it neither takes over nor leaves behind. What it takes
     over comes from `page` (and those before it) and `point`, under `lease` until it is copied. `node` is the last of
     its pages that has a place in the index, pinned there. `made` are the commit points that it left behind before it
-    was `trusted`: before a step had shown that what it took over is good. `run` is its last one without a state.
+    was `trusted`: before a step had shown that what it took over is good. `run` is its last one without a state. It
+    wants to begin no later than at `limit`.
     """
 
-    def __init__(self, turn: Turn, trace: Trace | None, peer_from: int | None) -> None:
-        self.turn, self.trace = turn, trace
+    def __init__(self, turn: Turn, trace: Trace | None, limit: int | None, peer_from: int | None) -> None:
+        self.turn, self.trace, self.limit = turn, trace, limit
         self.pages: list[int] = []
         self.shared: set[int] = set()
         self.choice = NOTHING

@@ -48,8 +48,12 @@ class Keeper:
         return len(self._under_way)
 
     def commit(self, holding: Holding, length: int, step: Step | None) -> asyncio.Task[None]:
-        """Keep the state and what it stands on; the task ends when the state has left the engine."""
-        return self._start(self._read, Copy(holding, length, step))
+        """Keep the state and what it stands on; the task ends when the state has left the engine.
+
+        The engine is asked here and now: its calls take effect in the order in which they are made.
+        """
+        reading = asyncio.ensure_future(self._engine.read_state(holding.turn.id))
+        return self._start(partial(self._read, reading), Copy(holding, length, step))
 
     def commit_pages(self, holding: Holding, length: int) -> asyncio.Task[None]:
         """Keep the whole pages within the first `length` positions of the prompt; the task ends when they are kept."""
@@ -84,10 +88,10 @@ class Keeper:
         self._pool.release(copy.holding.pages)
         self._on_room()
 
-    async def _read(self, copy: Copy) -> None:
-        """Ask for the state, and let it be kept when it is there."""
+    async def _read(self, reading: asyncio.Future[SessionState | None], copy: Copy) -> None:
+        """Wait for the state, and let it be kept when it is there."""
         try:
-            copy.state = await finish_within(self._engine.read_state(copy.holding.turn.id), self._deadline_s)
+            copy.state = await finish_within(reading, self._deadline_s)
         except Exception as error:
             self._fail(copy, error)
         if copy.state is not None and copy.state.length:

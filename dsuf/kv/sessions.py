@@ -20,7 +20,7 @@ from dsuf.kv.sources import Sources
 from dsuf.kv.trace import Trace, trace_prompt
 from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Metrics
-from dsuf.types import Engine, Turn
+from dsuf.types import Engine, Prompt, Turn
 
 __all__ = ["DEADLINE_S", "Restored", "Sessions"]
 
@@ -41,6 +41,7 @@ class Sessions:
         self._engine, self._layout = engine, engine.layout
         self._metrics, self._deadline_s = metrics, deadline_s
         self._held: dict[str, Holding] = {}
+        self._traced: tuple[Prompt, Trace] | None = None
         self._loader = Loader(engine, arena)
         self._keeper = Keeper(engine, arena, self.pool, metrics, deadline_s, lambda: self.on_room())
         self._sources = Sources(self._layout, arena, self.pool)
@@ -61,21 +62,23 @@ class Sessions:
                 f"{turn.sampling.max_tokens} for the answer, in pages of {self._layout.page_tokens}"
             )
 
-    async def admit(self, turn: Turn, peer_from: int | None = None) -> tuple[int, ...] | None:
+    async def admit(
+        self, turn: Turn, *, limit: int | None = None, peer_from: int | None = None
+    ) -> tuple[int, ...] | None:  # fmt: skip
         """The pages of `turn`, which are its own until `release`; None where there is no room now.
 
-        Finds what it can take over, and shares whole pages of that which are on the device. What a peer sent for it
-        begins at `peer_from`. Raises `ContextTooLong`.
+        Finds what it can take over, and shares whole pages of that which are on the device. With a `limit` the turn
+        begins to compute there or before. What a peer sent for it begins at `peer_from`. Raises `ContextTooLong`.
         """
         self.check(turn)
         trace = None
         try:
             async with asyncio.timeout(self._deadline_s):
-                trace = await asyncio.to_thread(trace_prompt, self._layout, turn.prompt)
+                trace = await self._trace(turn)
                 await self._keeper.wait_for(trace)  # what the turn before left behind may be about to be published
         except Exception as error:
             self._fail(turn.id, error)
-        return self._reserve(turn, trace, peer_from)
+        return self._reserve(Holding(turn, trace, limit, peer_from))
 
     async def restore(self, turn: Turn) -> Restored | None:
         """Let the attached `turn` take over what was found for it.
@@ -173,20 +176,26 @@ class Sessions:
         await self.settle()
         self.flush()
 
-    def _reserve(self, turn: Turn, trace: Trace | None, peer_from: int | None) -> tuple[int, ...] | None:
+    async def _trace(self, turn: Turn) -> Trace:
+        """The trace of a prompt. The last one is kept, since who finds no room comes again."""
+        if self._traced is None or self._traced[0] is not turn.prompt:
+            self._traced = turn.prompt, await asyncio.to_thread(trace_prompt, self._layout, turn.prompt)
+        return self._traced[1]
+
+    def _reserve(self, holding: Holding) -> tuple[int, ...] | None:
         """Choose sources and pages at once, so that nothing changes between the two."""
-        holding = Holding(turn, trace, peer_from)
+        wanted = self.pages_for(holding.turn)
         shared = self._sources.look(holding, lambda page, node: node.device is not None)
         table = {page: node.device for page, node in shared.items() if node.device is not None}
         self.pool.retain(list(table.values()))
-        fresh = self.pool.take(self.pages_for(turn) - len(table))
+        fresh = self.pool.take(wanted - len(table))
         if fresh is None:
             self.pool.release(list(table.values()))
             self._sources.let_go(holding)
             return None
         holding.shared = set(table)
-        holding.pages = [table[n] if n in table else fresh.pop() for n in range(self.pages_for(turn))]
-        self._held[turn.id] = holding
+        holding.pages = [table[page] if page in table else fresh.pop() for page in range(wanted)]
+        self._held[holding.turn.id] = holding
         return tuple(holding.pages)
 
     async def _load(self, holding: Holding) -> bool:

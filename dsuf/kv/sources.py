@@ -26,6 +26,8 @@ class Sources:
         if trace is None:
             return {}
         path = self._arena.tree.walk(trace) or [self._arena.tree.root(trace)]
+        if holding.limit is not None:
+            del path[(holding.limit + self._layout.replay_tokens) // self._layout.page_tokens + 1 :]
         places = []
         for page, node in enumerate(path[1:]):
             if shares(page, node):
@@ -34,7 +36,7 @@ class Sources:
                 places.append(Place(node.digest, holding.source(page * self._layout.page_tokens)))
             else:
                 break
-        match = self._arena.find(path, trace)
+        match = self._arena.find(path, trace, holding.limit)
         holding.choice = choose(
             places, [match.length] if match is not None else [], prompt=trace.length, layout=self._layout,
             begun=holding.source(match.length if match is not None else 0),

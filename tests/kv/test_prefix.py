@@ -67,7 +67,7 @@ def test_the_choice_computes_the_least_and_its_parts_add_up(
         [Place(bytes([n]), source) for n, source in enumerate(places)],  # type: ignore[arg-type]
         points, prompt=prompt, layout=layout(replay),
     )  # fmt: skip
-    by_pages = min(len(places), prompt // 8) * 8 - replay if replay else 0
+    by_pages = min(len(places), (prompt - 1) // 8) * 8 - replay if replay else 0
     assert choice.start == max([0, by_pages, *points])
     assert choice.start < prompt
     if choice.point is None:

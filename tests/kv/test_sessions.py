@@ -56,6 +56,24 @@ async def test_the_same_prompt_again_computes_its_last_token(replay: int) -> Non
     await rig.close()
 
 
+@MODES
+async def test_a_turn_begins_where_it_is_told_to(replay: int) -> None:
+    """So that it can be run again from what it began with, whatever is kept since."""
+    rig = Rig(replay_tokens=replay)
+    first = await run(rig, "a", ids(40))
+    again = await run(rig, "b", (*first.conversation, 1))
+    assert again.restored.start == 47
+    await run(rig, "c", (*again.conversation, 2))
+    for limit in (47, 0, 39, 41):
+        turn = make_turn("d", (*again.conversation, 2))
+        assert await rig.sessions.admit(turn, limit=limit) is not None
+        length = rig.sessions._held["d"].choice.start
+        assert length <= limit
+        assert length == limit or limit == 41
+        rig.sessions.release("d")
+    await rig.close()
+
+
 async def test_turns_at_the_same_time_share_pages() -> None:
     rig, prompt = Rig(replay_tokens=8, pages=16), ids(50)
     first = await run(rig, "a", prompt)
@@ -111,8 +129,8 @@ async def test_eviction_and_return(replay: int) -> None:
 async def test_a_budget_of_nothing_keeps_nothing_but_pages_on_the_device() -> None:
     for replay, start in ((0, 0), (8, 32)):
         rig = Rig(replay_tokens=replay, blocks=0)
-        await run(rig, "a", ids(40))
-        assert (await run(rig, "b", ids(40))).restored == Restored(start=start, device_tokens=start)
+        await run(rig, "a", ids(41))
+        assert (await run(rig, "b", ids(41))).restored == Restored(start=start, device_tokens=start)
         assert rig.count('commits_total{result="refused"}') > 0
         await rig.close()
 

@@ -1,7 +1,6 @@
 """The scripted engine: the calls of the protocol, one after the other, in the time that the rules say."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -10,7 +9,7 @@ import numpy as np
 from dsuf.engine_scripted.script import NO_RULE, Rule, Script
 from dsuf.engine_scripted.turn import I64, ID, PAGE_TOKENS, ScriptedTurn
 from dsuf.errors import CheckpointError, ContextTooLong, QueueFull
-from dsuf.types import CacheLayout, EngineFacts, PrefillRange, SessionState, StepPlan, StepResult, Turn
+from dsuf.types import CacheLayout, EngineFacts, SessionState, StepPlan, StepResult, Turn
 
 FINGERPRINT = "scripted-2"
 SPARE_TOKENS = 16
@@ -45,7 +44,7 @@ class ScriptedEngine:
         self._turns: dict[str, ScriptedTurn] = {}
         self._uses = [0] * len(script.rules)
         self._attached = 0
-        self._under_way: Counter[str] = Counter()
+        self._under_way: list[StepPlan] = []
         self._calls: set[asyncio.Task[Any]] = set()
         self._order = asyncio.Lock()  # whose waiters go in the order in which they came
 
@@ -69,13 +68,12 @@ class ScriptedEngine:
 
     def step(self, plan: StepPlan) -> Coroutine[Any, Any, list[StepResult]]:
         """Take the time that the rules say, then advance every turn of `plan` that has not ended."""
-        names = Counter(_names(plan))
-        self._under_way += names
-        return self._queue(self._run, plan, then=lambda: self._under_way.subtract(names))
+        self._under_way.append(plan)
+        return self._queue(self._run, plan, then=lambda: self._under_way.remove(plan))
 
     def detach(self, turn: str) -> None:
         """Forget `turn`."""
-        if self._under_way[turn]:
+        if any(turn in _names(plan) for plan in self._under_way):
             raise RuntimeError(f"turn {turn!r} is touched while its step runs")
         self._turns.pop(turn, None)
 
@@ -123,13 +121,15 @@ class ScriptedEngine:
 
     async def _run(self, plan: StepPlan) -> list[StepResult]:
         """One step."""
-        going = [name for name in _names(plan) if not self._turns[name].ended]
-        for name in going:
-            await self._begin(self._turns[name])
-        decode = [name for name in plan.decode if name in going]
-        await asyncio.sleep(self._duration_s(plan.prefill, decode))
-        prefilled = [self._turns[part.turn].prefill(part) for part in plan.prefill]
-        return prefilled + [self._turns[name].decode(self._rule(name).tokens_per_step) for name in decode]
+        prefilling = [(self._turns[part.turn], part) for part in plan.prefill]
+        decoding = [turn for name in plan.decode if not (turn := self._turns[name]).ended]
+        for turn in (*(turn for turn, _ in prefilling), *decoding):
+            if not turn.plain:
+                await self._begin(turn)
+            turn.steps += 1
+        prefill_s = sum((part.stop - part.start) * turn.rule.prefill_s_per_token for turn, part in prefilling)
+        await asyncio.sleep(prefill_s + max((turn.rule.step_s for turn in decoding), default=0.0))
+        return [turn.prefill(part) for turn, part in prefilling] + [turn.decode() for turn in decoding]
 
     async def _copy_state(self, progress: ScriptedTurn) -> SessionState | None:
         if self.layout.replay_tokens and progress.length < len(progress.prompt):
@@ -171,14 +171,13 @@ class ScriptedEngine:
 
     async def _begin(self, progress: ScriptedTurn) -> None:
         """Find rule and reply where this is the turn's first step, and do what the rule wants of this step."""
-        if progress.rule is None:
+        if not progress.steps:
             text = await asyncio.to_thread(self._decode, progress.turn.prompt.ids)
-            progress.rule = self._choose(text, progress.number)
-            progress.reply = await asyncio.to_thread(self._compose, progress.rule, progress.turn)
-        step, progress.steps = progress.steps, progress.steps + 1
-        if step == progress.rule.fail_at_step:
+            rule = self._choose(text, progress.number)
+            progress.begin(rule, await asyncio.to_thread(self._compose, rule, progress.turn))
+        if progress.steps == progress.rule.fail_at_step:
             raise RuntimeError("the script says so")
-        if step == progress.rule.hang_at_step:
+        if progress.steps == progress.rule.hang_at_step:
             await asyncio.sleep(progress.rule.hang_s)
 
     def _choose(self, prompt: str, number: int) -> Rule:
@@ -196,15 +195,6 @@ class ScriptedEngine:
             return rule.ids
         thinks = rule.reasoning is not None and turn.prompt.opens_in == "reasoning"
         return self._encode((f"{rule.reasoning}</think>" if thinks else "") + rule.reply)
-
-    def _duration_s(self, prefill: Sequence[PrefillRange], decode: Sequence[str]) -> float:
-        """How long a step takes: prefill by position, decode by its slowest turn."""
-        prefill_s = sum((part.stop - part.start) * self._rule(part.turn).prefill_s_per_token for part in prefill)
-        return prefill_s + max((self._rule(name).step_s for name in decode), default=0.0)
-
-    def _rule(self, name: str) -> Rule:
-        """The rule of a turn whose first step has begun."""
-        return self._turns[name].rule or Rule()
 
 
 async def _result(call: "asyncio.Task[_T]") -> _T:

@@ -16,7 +16,10 @@ I64 = NDArray[np.int64]
 
 
 class ScriptedTurn:
-    """A turn that the engine holds. Rule and reply are found in its first step, which may take the time."""
+    """A turn that the engine holds. Rule and reply are found in its first step, which may take the time.
+
+    `plain` says that the rule wants nothing special of any step to come.
+    """
 
     def __init__(self, turn: Turn, number: int, rows: I64, pages: I64) -> None:
         self.turn, self.number = turn, number
@@ -27,8 +30,14 @@ class ScriptedTurn:
         self.sent = 0
         self.steps = 0
         self.ended = False
-        self.rule: Rule | None = None
+        self.plain = False
+        self.rule = Rule()
         self.reply: Sequence[int] = ()
+
+    def begin(self, rule: Rule, reply: Sequence[int]) -> None:
+        """Answer by `rule` with `reply`."""
+        self.rule, self.reply = rule, reply
+        self.plain = rule.fail_at_step is None and rule.hang_at_step is None
 
     @property
     def reserved_tokens(self) -> int:
@@ -52,13 +61,15 @@ class ScriptedTurn:
             raise RuntimeError(f"the pages of turn {self.turn.id!r} hold other ids than its prompt")
         return self._send(1)
 
-    def decode(self, tokens: int) -> StepResult:
-        """The next `tokens` tokens of the reply, behind whose last one stands an end-of-sentence token."""
+    def decode(self) -> StepResult:
+        """The next tokens of the reply, behind whose last one stands an end-of-sentence token."""
         if self.length < len(self.prompt):
             raise RuntimeError("decode before the end of prefill")
-        fed = np.array(self.reply[self.length - len(self.prompt) : self.sent], ID)
-        self._fill(fed)  # a real engine feeds a token in the step after it was chosen
-        return self._send(tokens)
+        # A real engine feeds a token in the step after it was chosen.
+        for id_ in self.reply[self.length - len(self.prompt) : self.sent]:
+            self.rows[self.pages[self.length // PAGE_TOKENS], self.length % PAGE_TOKENS] = id_
+            self.length += 1
+        return self._send(self.rule.tokens_per_step)
 
     def _send(self, tokens: int) -> StepResult:
         ids = tuple(self.reply[self.sent : min(self.sent + tokens, self.turn.sampling.max_tokens)])
@@ -71,7 +82,7 @@ class ScriptedTurn:
         """Whether the tokens up to `sent` are the last ones; `cut` says that there were fewer than asked for."""
         if self.sent >= self.turn.sampling.max_tokens:
             return "length"
-        if self.rule is not None and self.rule.finish == "length" and self.sent == len(self.reply):
+        if self.rule.finish == "length" and self.sent == len(self.reply):
             return "length"
         return "stop" if cut else None
 

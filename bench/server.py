@@ -25,6 +25,14 @@ class Server(msgspec.Struct, frozen=True):
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
+    def count_files(self) -> int:
+        """Files and sockets that it has open."""
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    def count_threads(self) -> int:
+        """Its threads."""
+        return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
+
 
 @contextmanager
 def serve(log: Path, *arguments: str) -> Iterator[Server]:

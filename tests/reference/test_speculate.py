@@ -149,6 +149,23 @@ def test_drafts_may_change_from_step_to_step(model: Model, ids: I64, plain: tupl
     assert reply == plain[0]
 
 
+def test_steps_without_drafts_feed_the_draft_head_too(model: Model, ids: I64, head: HeadDrafter) -> None:
+    """After any mixture of steps with and without, its context is that of a turn that never drafted."""
+    contexts = []
+    for pattern in ((0,), (0, 5, 0, 0, 3), (5,)):
+        engine = make_engine(model, head)
+        start(engine, make_turn("a", ids[:61]))
+        attached = engine._turns["a"]
+        while not attached.ended:
+            drafts = pattern[attached.generated % len(pattern)]
+            engine.run(StepPlan(decode=("a",), drafts=drafts))
+        assert attached.cache.drafted == attached.cache.length == 61 + WANTED - 1
+        rows = range(attached.cache.length - model.config.window_size, attached.cache.length)
+        contexts.append([ring.read(rows.start, rows.stop) for ring in attached.cache.draft_windows])
+    assert np.array_equal(contexts[1], contexts[0])
+    assert np.array_equal(contexts[2], contexts[0])
+
+
 def test_draft_context_is_the_same_however_it_was_fed(model: Model, ids: I64, head: HeadDrafter) -> None:
     """Blocks proposed behind a text do not depend on whether its tokens came by prefill, by decode or in chunks."""
     blocks = []

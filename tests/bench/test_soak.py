@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def grow(mib_at: dict[float, float], noise_mib: float = 0.0) -> list[Sample]:
     """Samples a second along straight lines from point to point."""
     chance, points = random.Random(1), sorted(mib_at.items())
     samples = []
-    for (start_s, start), (stop_s, stop) in zip(points, points[1:], strict=False):
+    for (start_s, start), (stop_s, stop) in pairwise(points):
         for at_s in range(round(start_s), round(stop_s)):
             mib = start + (stop - start) * (at_s - start_s) / (stop_s - start_s)
             samples.append(Sample(at_s, round((mib + chance.uniform(-noise_mib, noise_mib)) * MIB)))

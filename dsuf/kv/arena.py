@@ -4,11 +4,13 @@ absent -> filling (`reserve`) -> ready (`publish`) <-> leased (`lease`, `release
 dying until its last lease is returned, and everything else absent. All methods run on the event loop.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dsuf.kv.attach import usable_tokens
 from dsuf.kv.blocks import Blocks
+from dsuf.kv.calls import when_ended
 from dsuf.kv.point import CommitPoint, HostPage, PointHead
 from dsuf.kv.prefix import Node, PrefixTree
 from dsuf.kv.trace import Trace
@@ -18,7 +20,8 @@ from dsuf.kv.worth import Ranking
 class Filling:
     """Blocks that are being written for a commit point on `trace`: whole pages after `base`, the begun page, the state.
 
-    Nobody else sees them before they are published. `valid` until what is kept was cleared.
+    Nobody else sees them before they are published. `writing` is the last call that writes them, `valid` becomes false
+    when what is kept is cleared.
     """
 
     def __init__(self, trace: Trace, base: HostPage | None, blocks: Sequence[int], pages: int, tail: bool) -> None:
@@ -27,6 +30,7 @@ class Filling:
         self.pages = list(blocks[:pages])
         self.tail = blocks[pages] if tail else None
         self.payload = list(blocks[pages + tail :])
+        self.writing: asyncio.Future[Any] | None = None
         self.valid = True
 
     @property
@@ -136,11 +140,8 @@ class Arena:
         return point
 
     def abandon(self, filling: Filling) -> None:
-        """Give up what was not published; nobody writes it any more. Idempotent."""
-        if filling in self._fillings:
-            self._fillings.discard(filling)
-            self.blocks.give(filling.blocks)
-            self._unuse(filling.base)
+        """Give up what was not published; its blocks come back when nobody writes them any more. Idempotent."""
+        when_ended(filling.writing, lambda: self._abandon(filling))
 
     def lease(self, page: HostPage | None, point: CommitPoint | None = None) -> Lease:
         """Keep the pages up to `page`, and a ready `point`, until `release`."""
@@ -212,6 +213,13 @@ class Arena:
             "filling": len(self._fillings),
             "dying": sum(point.state == "dying" for point in self._points),
         }
+
+    def _abandon(self, filling: Filling) -> None:
+        """Take back the blocks of `filling`."""
+        if filling in self._fillings:
+            self._fillings.discard(filling)
+            self.blocks.give(filling.blocks)
+            self._unuse(filling.base)
 
     def _make_room(self, wanted: int, base: HostPage | None) -> bool:
         """Whether `wanted` blocks are free, after evicting what is worth the least."""

@@ -25,12 +25,14 @@ class Copy:
     def __init__(self, holding: Holding, length: int, step: Step | None) -> None:
         self.holding, self.length, self.step = holding, length, step
         self.state: SessionState | None = None
+        self.tasks = 0
+        self.ended = asyncio.Event()
 
 
 class Keeper:
     """Makes commit points, one at a time, so that two turns do not keep the same. No failure of it reaches a turn.
 
-    `on_room` runs when pages came free.
+    `on_room` runs when pages came free. `kept` is set, and replaced by a new event, whenever something was published.
     """
 
     def __init__(
@@ -39,7 +41,8 @@ class Keeper:
     ) -> None:  # fmt: skip
         self._engine, self._arena, self._pool = engine, arena, pool
         self._metrics, self._deadline_s, self._on_room = metrics, deadline_s, on_room
-        self._under_way: dict[asyncio.Task[None], Trace] = {}
+        self.kept = asyncio.Event()
+        self._under_way: set[Copy] = set()
         self._one_by_one = asyncio.Lock()
 
     @property
@@ -60,31 +63,34 @@ class Keeper:
         return self._start(self._keep, Copy(holding, length, None))
 
     async def wait_for(self, prompt: Trace) -> None:
-        """Wait for what is on its way and shares half of its prompt or more with `prompt`."""
-        while tasks := [t for t, trace in self._under_way.items() if 2 * common_tokens(trace, prompt) >= trace.length]:
-            await asyncio.wait(tasks)
+        """Wait for what is on its way now and shares half of its prompt or more with `prompt`."""
+        for copy in [copy for copy in self._under_way if _shares(copy.holding.trace, prompt)]:
+            await copy.ended.wait()
 
     async def drain(self) -> None:
         """Wait, within the deadline, for all that is on its way."""
         try:
             async with asyncio.timeout(self._deadline_s):
                 while self._under_way:
-                    await asyncio.wait(list(self._under_way))
+                    await next(iter(self._under_way)).ended.wait()
         except TimeoutError:
             log_event("session caches not kept in time", level="warning", copies=len(self._under_way))
 
     def _start(self, work: Callable[[Copy], Coroutine[Any, Any, None]], copy: Copy) -> asyncio.Task[None]:
         """Begin `work`, at whose end the pages are given back."""
         self._pool.retain(copy.holding.pages)
+        self._under_way.add(copy)
+        copy.tasks += 1
         task = asyncio.create_task(work(copy))
-        if copy.holding.trace is not None:
-            self._under_way[task] = copy.holding.trace
-        task.add_done_callback(partial(self._end, copy))
+        task.add_done_callback(lambda _: self._end(copy))
         return task
 
-    def _end(self, copy: Copy, task: asyncio.Task[None]) -> None:
-        """`task` is done, or was cancelled even before it began."""
-        self._under_way.pop(task, None)
+    def _end(self, copy: Copy) -> None:
+        """One of the tasks of `copy` is done, or was cancelled even before it began."""
+        copy.tasks -= 1
+        if not copy.tasks:
+            self._under_way.discard(copy)
+            copy.ended.set()
         self._pool.release(copy.holding.pages)
         self._on_room()
 
@@ -130,6 +136,9 @@ class Keeper:
         if filling is None:
             self._metrics.count_commit("refused")
             return
+        if not filling.blocks and not head.stateful:  # all of these pages are kept already
+            self._arena.abandon(filling)
+            return
         checksums, checksum = await self._write(filling, copy, head)
         self._publish(filling, copy, head, checksums, checksum)
 
@@ -145,6 +154,8 @@ class Keeper:
         if kept is None:
             return
         self._metrics.count_commit("kept")
+        self.kept.set()
+        self.kept = asyncio.Event()
         if holding.run is not None:
             self._arena.withdraw(holding.run)
         holding.run = None if head.stateful else kept
@@ -160,25 +171,19 @@ class Keeper:
         self._arena.tree.prune(path[-1])
 
     async def _write(self, filling: Filling, copy: Copy, head: PointHead) -> tuple[list[bytes], bytes]:
-        """Fill the blocks of `filling`; the checksums of its pages, and the commit point's.
-
-        On failure its blocks come back when nobody writes them any more.
-        """
+        """Fill the blocks of `filling`; the checksums of its pages, and the commit point's."""
         blocks = [*filling.pages, *([] if filling.tail is None else [filling.tail])]
         pages = copy.holding.pages[filling.first_page : filling.first_page + len(blocks)]
         views = [self._arena.blocks.view(block) for block in blocks]
-        writing: asyncio.Future[Any] | None = None
         try:
             if blocks:
-                writing = asyncio.ensure_future(self._engine.read_pages(pages, views))
-                await finish_within(writing, self._deadline_s)
-            writing = asyncio.ensure_future(asyncio.to_thread(self._seal, filling, copy, head))
-            return await finish_within(writing, self._deadline_s)
+                filling.writing = asyncio.ensure_future(self._engine.read_pages(pages, views))
+                await finish_within(filling.writing, self._deadline_s)
+            sealing = asyncio.ensure_future(asyncio.to_thread(self._seal, filling, copy, head))
+            filling.writing = sealing
+            return await finish_within(sealing, self._deadline_s)
         except BaseException:
-            if writing is None or writing.done():
-                self._arena.abandon(filling)
-            else:
-                writing.add_done_callback(lambda _: self._arena.abandon(filling))
+            self._arena.abandon(filling)
             raise
 
     def _seal(self, filling: Filling, copy: Copy, head: PointHead) -> tuple[list[bytes], bytes]:
@@ -197,6 +202,11 @@ class Keeper:
         """Something went wrong; the turn goes on without."""
         self._metrics.count_commit("failed")
         log_event("session cache failed", level="warning", error=error, what="export", turn=copy.holding.turn.id)
+
+
+def _shares(kept: Trace | None, prompt: Trace) -> bool:
+    """Whether `prompt` begins with half of what is kept, or more."""
+    return kept is not None and 2 * common_tokens(kept, prompt) >= kept.length
 
 
 def _describe(copy: Copy) -> tuple[Trace, PointHead]:

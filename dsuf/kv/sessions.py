@@ -36,30 +36,29 @@ class Sessions:
 
     def __init__(self, engine: Engine, arena: Arena, metrics: Metrics, *, deadline_s: float = DEADLINE_S) -> None:
         self.on_room: Callable[[], None] = lambda: None
-        self.arena = arena
+        self.arena, self.layout = arena, engine.layout
         self.pool = PagePool(engine.layout.pages, arena.tree.prune)
-        self._engine, self._layout = engine, engine.layout
         self._metrics, self._deadline_s = metrics, deadline_s
         self._held: dict[str, Holding] = {}
         self._traced: tuple[Prompt, Trace] | None = None
         self._loader = Loader(engine, arena)
         self._keeper = Keeper(engine, arena, self.pool, metrics, deadline_s, lambda: self.on_room())
-        self._sources = Sources(self._layout, arena, self.pool)
+        self._sources = Sources(self.layout, arena, self.pool)
         metrics.watch_sessions(self.counters)
 
     def pages_for(self, turn: Turn) -> int:
         """Pages that `turn` can ever need."""
-        tokens = len(turn.prompt.ids) + turn.sampling.max_tokens + self._layout.overrun_tokens
-        return self._layout.pages_for(tokens)
+        tokens = len(turn.prompt.ids) + turn.sampling.max_tokens + self.layout.overrun_tokens
+        return self.layout.pages_for(tokens)
 
     def check(self, turn: Turn) -> None:
         """Raise `ContextTooLong` where `turn` needs more pages than there are."""
         wanted = self.pages_for(turn)
-        if wanted > self._layout.pages:
+        if wanted > self.layout.pages:
             raise ContextTooLong(
-                f"the cache has room for {self._layout.pages * self._layout.page_tokens} tokens, but the request needs "
-                f"{wanted * self._layout.page_tokens}: {len(turn.prompt.ids)} in the prompt, "
-                f"{turn.sampling.max_tokens} for the answer, in pages of {self._layout.page_tokens}"
+                f"the cache has room for {self.layout.pages * self.layout.page_tokens} tokens, but the request needs "
+                f"{wanted * self.layout.page_tokens}: {len(turn.prompt.ids)} in the prompt, "
+                f"{turn.sampling.max_tokens} for the answer, in pages of {self.layout.page_tokens}"
             )
 
     async def admit(
@@ -106,7 +105,7 @@ class Sessions:
         """The first `length` positions of the prompt of `turn` are computed: its whole pages can be shared."""
         holding = self._held.get(turn)
         if holding is not None and not holding.failed:
-            self._sources.name(holding, min(length, len(holding.turn.prompt.ids)) // self._layout.page_tokens)
+            self._sources.name(holding, min(length, len(holding.turn.prompt.ids)) // self.layout.page_tokens)
 
     def commit(self, turn: Turn, length: int, step: Step | None = None) -> asyncio.Task[None]:
         """Keep the cache of an attached turn as all steps launched so far leave it, about `length` positions.
@@ -117,13 +116,18 @@ class Sessions:
         holding = self._held.get(turn.id)
         if holding is None or holding.trace is None or holding.failed or self._known(holding.trace, length):
             return asyncio.create_task(_nothing())
-        return self._keeper.commit(holding, length, step)
+        try:
+            return self._keeper.commit(holding, length, step)
+        except Exception as error:
+            self._metrics.count_commit("failed")
+            log_event("session cache failed", level="warning", error=error, what="export", turn=turn.id)
+            return asyncio.create_task(_nothing())
 
     def commit_pages(self, turn: Turn, length: int) -> asyncio.Task[None]:
         """Keep the whole pages within the first `length` positions of the prompt, which are computed, without a state:
         a peer can take them while the prompt goes on. The task ends when they are kept."""
         holding = self._held.get(turn.id)
-        if holding is None or holding.trace is None or holding.failed or length < self._layout.page_tokens:
+        if holding is None or holding.trace is None or holding.failed or length < self.layout.page_tokens:
             return asyncio.create_task(_nothing())
         return self._keeper.commit_pages(holding, length)
 
@@ -167,6 +171,15 @@ class Sessions:
         pages = {"pages_held": self.pool.held, "pages_cached": self.pool.cached}
         return {**self.arena.counters(), **own, **pages}
 
+    @property
+    def kept(self) -> asyncio.Event:
+        """Set when something is published the next time."""
+        return self._keeper.kept
+
+    async def wait_for(self, prompt: Trace) -> None:
+        """Wait for the copies on their way now that may be of use to `prompt`."""
+        await self._keeper.wait_for(prompt)
+
     async def settle(self) -> None:
         """Wait, within the deadline, for all copies that are on their way."""
         await self._keeper.drain()
@@ -179,7 +192,7 @@ class Sessions:
     async def _trace(self, turn: Turn) -> Trace:
         """The trace of a prompt. The last one is kept, since who finds no room comes again."""
         if self._traced is None or self._traced[0] is not turn.prompt:
-            self._traced = turn.prompt, await asyncio.to_thread(trace_prompt, self._layout, turn.prompt)
+            self._traced = turn.prompt, await asyncio.to_thread(trace_prompt, self.layout, turn.prompt)
         return self._traced[1]
 
     def _reserve(self, holding: Holding) -> tuple[int, ...] | None:
@@ -215,7 +228,7 @@ class Sessions:
             return False
         if holding.point is not None:
             self.arena.credit(holding.point)
-        self._sources.name(holding, holding.choice.length // self._layout.page_tokens)
+        self._sources.name(holding, holding.choice.length // self.layout.page_tokens)
         return True
 
     def _known(self, trace: Trace, length: int) -> bool:

@@ -142,6 +142,11 @@ class Metrics:
         self._lookups.labels(result).inc()
         self._restored.inc(tokens)
 
+    def count_handoff(self, result: Literal["taken", "failed"], tokens: int = 0) -> None:
+        """A prompt that a peer computes was taken over, `tokens` positions of it; or something of that failed."""
+        self._handoffs.labels(result).inc()
+        self._taken.inc(tokens)
+
     def observe_restore(self, seconds: float) -> None:
         """A kept session cache was verified and given to the engine."""
         self._restore.observe(seconds)
@@ -277,6 +282,8 @@ class Metrics:
         self._commits = Counter(f"{name}_commits", "Commit points left behind", ["result"], registry=registry)
         self._evictions = Counter(f"{name}_evictions", "Commit points that made room", registry=registry)
         self._withdrawn = Counter(f"{name}_withdrawn", "Commit points whose use failed", registry=registry)
+        self._handoffs = Counter(f"{name}_handoffs", "Prompts taken from a peer", ["result"], registry=registry)
+        self._taken = Counter(f"{name}_handoff_tokens", "Positions taken from peers", registry=registry)
         self._damaged = Counter(f"{name}_checksum_failures", "Commit points found damaged", registry=registry)
         for what, text in (("entries", "Commit points kept"), ("bytes", "Bytes of them"), ("leases", "Uses of them")):
             Gauge(f"{name}_{what}", text, registry=registry).set_function(partial(self._count_sessions, what))

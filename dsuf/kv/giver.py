@@ -1,0 +1,188 @@
+"""A giver within the process: the session caches of one engine, for those of another."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
+from typing import Any
+
+from dsuf.errors import CheckpointError
+from dsuf.kv.arena import Lease
+from dsuf.kv.calls import when_ended
+from dsuf.kv.handoff import Offer, Piece
+from dsuf.kv.point import CommitPoint, HostPage
+from dsuf.kv.sessions import Sessions
+from dsuf.kv.trace import ID_BYTES, Trace, trace_prompt
+from dsuf.types import Extent, Turn
+
+LEASE_S = 30.0
+
+
+class _Order:
+    """A prompt that is wanted, the computing of it, and what ends it where nobody asks any more."""
+
+    def __init__(self, turn: str, trace: Trace, computing: asyncio.Future[None]) -> None:
+        self.turn, self.trace, self.computing = turn, trace, computing
+        self.timer: asyncio.TimerHandle | None = None
+        self.left = False
+
+
+class _Lent:
+    """An offer that is out: its lease, and what ends it after its time."""
+
+    def __init__(self, turn: str, lease: Lease, timer: asyncio.TimerHandle) -> None:
+        self.turn, self.lease, self.timer = turn, lease, timer
+
+
+class LocalGiver:
+    """Implements `Giver` over `sessions`. `compute` takes a turn to the end of its prompt in their engine, and has what
+    it made of it kept, with a state at the end; it may be cancelled. Leases end after `lease_s`, and so do prompts that
+    nobody asks for.
+    """
+
+    def __init__(
+        self, sessions: Sessions, compute: Callable[[Turn], Awaitable[None]], *, lease_s: float = LEASE_S
+    ) -> None:  # fmt: skip
+        self._sessions, self._arena, self._compute, self._lease_s = sessions, sessions.arena, compute, lease_s
+        self._orders: dict[str, _Order] = {}
+        self._lent: dict[int, _Lent] = {}
+        self._numbers = count()
+
+    async def offer(self, turn: Turn, pages: int) -> Offer | None:
+        """What is kept after the first `pages` pages, once there is something; None when nothing more is to come."""
+        order = await self._order(turn)
+        try:
+            while True:
+                kept: asyncio.Future[Any] = asyncio.ensure_future(self._sessions.kept.wait())
+                ended = order.computing.done()
+                try:
+                    if (found := self._find(order, pages)) is not None:
+                        return found
+                    if ended:
+                        self._conclude(order)
+                        return None
+                    await asyncio.wait({kept, order.computing}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    kept.cancel()
+        finally:
+            self._time(order)
+
+    async def read(self, offer: Offer, pieces: Sequence[Piece], into: Sequence[memoryview]) -> None:
+        """Copy blocks; raises `CheckpointError` where the lease has ended already."""
+        if offer.id not in self._lent:
+            raise CheckpointError("the lease has ended")
+        await asyncio.to_thread(self._copy, pieces, into)
+
+    async def release(self, offer: Offer) -> bool:
+        """End the lease; whether it held until now, and with it what was offered."""
+        lent = self._lent.pop(offer.id, None)
+        if lent is None:
+            return False
+        good = all(self._arena.blocks.generations[piece.block] == piece.generation for piece in offer.pieces)
+        self._end(lent)
+        return good
+
+    async def leave(self, turn: Turn) -> None:
+        """Compute the prompt no further, and end what was lent for it."""
+        for number in [number for number, lent in self._lent.items() if lent.turn == turn.id]:
+            self._end(self._lent.pop(number))
+        order = self._orders.get(turn.id)
+        if order is not None:
+            self._quit(order)
+            await asyncio.wait({order.computing})
+
+    async def _order(self, turn: Turn) -> _Order:
+        """The order for `turn`, made if need be; one that was left has to end first."""
+        trace = None
+        while (order := self._orders.get(turn.id)) is None or order.left:
+            if order is not None:
+                await asyncio.wait({order.computing})
+                self._forget(order)
+            elif trace is None:
+                trace = await asyncio.to_thread(trace_prompt, self._sessions.layout, turn.prompt)
+            else:
+                computing = asyncio.ensure_future(self._finish(turn, trace))
+                self._orders[turn.id] = _Order(turn.id, trace, computing)
+        if order.timer is not None:
+            order.timer.cancel()
+        return order
+
+    async def _finish(self, turn: Turn, trace: Trace) -> None:
+        """Compute the prompt, until all that it left behind is kept."""
+        await self._compute(turn)
+        await self._sessions.wait_for(trace)
+
+    def _conclude(self, order: _Order) -> None:
+        """Nothing more is to come; raises if that is because computing failed."""
+        if order.computing.cancelled():
+            raise CheckpointError("the prompt is computed no further")
+        order.computing.result()
+
+    def _time(self, order: _Order) -> None:
+        """From now on somebody should ask again in time."""
+        if order.timer is not None:
+            order.timer.cancel()
+        if not order.left:
+            order.timer = asyncio.get_running_loop().call_later(self._lease_s, self._quit, order)
+
+    def _quit(self, order: _Order) -> None:
+        """Nobody wants the prompt of `order` any more: it ends, and is forgotten then."""
+        order.left = True
+        order.computing.cancel()
+        when_ended(order.computing, lambda: self._forget(order))
+
+    def _forget(self, order: _Order) -> None:
+        """Nothing of `order` is under way."""
+        if order.timer is not None:
+            order.timer.cancel()
+        if self._orders.get(order.turn) is order:
+            del self._orders[order.turn]
+
+    def _find(self, order: _Order, pages: int) -> Offer | None:
+        """An offer of what is kept after the first `pages` pages of the prompt."""
+        trace = order.trace
+        point = self._arena.find_exact(trace, trace.length)
+        if point is not None:
+            return self._lend(order, pages, point.page, point)
+        host = [node.host for node in self._arena.tree.walk(trace) if node.host is not None]
+        return self._lend(order, pages, host[-1], None) if len(host) > pages else None
+
+    def _lend(
+        self, order: _Order, pages: int, last: HostPage | None, point: CommitPoint | None
+    ) -> Offer:  # fmt: skip
+        """Offer the pages up to `last`, and `point`, under a new lease."""
+        trace = order.trace
+        number = next(self._numbers)
+        lease = self._arena.lease(last, point)
+        timer = asyncio.get_running_loop().call_later(self._lease_s, self._expire, number)
+        self._lent[number] = _Lent(order.turn, lease, timer)
+        chain = list(last.chain())[::-1][pages:] if last is not None else []
+        size = trace.page_tokens
+        start, stop = pages * size, (pages + len(chain)) * size
+        return Offer(
+            id=number, head=trace.head, ids=trace.ids[start * ID_BYTES : stop * ID_BYTES],
+            extent=Extent(key=trace.chain[pages + len(chain)], start=start, stop=stop, source="peer"),
+            pages=self._pieces([page.block for page in chain]), checksums=tuple(page.checksum for page in chain),
+            point=None if point is None else point.head,
+            tail=None if point is None or point.tail is None else self._pieces([point.tail])[0],
+            payload=() if point is None else self._pieces(point.blocks),
+            checksum=b"" if point is None else point.checksum,
+        )  # fmt: skip
+
+    def _pieces(self, blocks: Sequence[int]) -> tuple[Piece, ...]:
+        """Blocks with their generations."""
+        return tuple(Piece(block, self._arena.blocks.generations[block]) for block in blocks)
+
+    def _copy(self, pieces: Sequence[Piece], into: Sequence[memoryview]) -> None:
+        """Copy, whatever the blocks hold by now; in a thread."""
+        for piece, view in zip(pieces, into, strict=True):
+            view[:] = self._arena.blocks.view(piece.block)[: len(view)]
+
+    def _expire(self, number: int) -> None:
+        """The time of a lease is over. What is still reading finds out when it asks."""
+        if (lent := self._lent.pop(number, None)) is not None:
+            self._end(lent)
+
+    def _end(self, lent: _Lent) -> None:
+        """Return a lease."""
+        lent.timer.cancel()
+        self._arena.release(lent.lease)

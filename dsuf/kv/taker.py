@@ -1,0 +1,153 @@
+"""Taking over a prompt from a giver, while it computes it."""
+
+import asyncio
+from collections.abc import Sequence
+
+from dsuf.errors import CheckpointError
+from dsuf.kv.arena import Filling, Lease
+from dsuf.kv.calls import finish_within
+from dsuf.kv.handoff import Giver, Offer, check_offer
+from dsuf.kv.point import CommitPoint, DamagedCache, PointHead, seal, seal_point
+from dsuf.kv.sessions import Sessions
+from dsuf.kv.trace import Trace, trace_prompt
+from dsuf.observe.log import log_event
+from dsuf.observe.metrics import Metrics
+from dsuf.types import Turn
+
+
+class _Taking:
+    """A prompt on its way: its first `pages` pages are here, those after the first `own` came from the giver."""
+
+    def __init__(self, turn: Turn, trace: Trace, pages: int, lease: Lease | None) -> None:
+        self.turn, self.trace = turn, trace
+        self.own = self.pages = pages
+        self.lease = lease
+        self.kept: CommitPoint | None = None
+        self.complete = False
+
+
+class Taker:
+    """Fills the arena of `sessions` from a giver. `deadline_s` is how long it may take for each thing asked of it."""
+
+    def __init__(self, sessions: Sessions, giver: Giver, metrics: Metrics, *, deadline_s: float) -> None:
+        self._arena, self._layout = sessions.arena, sessions.layout
+        self._giver, self._metrics, self._deadline_s = giver, metrics, deadline_s
+        self._leaving: set[asyncio.Future[None]] = set()
+
+    async def take(self, turn: Turn) -> int | None:
+        """Take over the prompt of `turn` as it is computed; the position from which on it came from there.
+
+        None if nothing came. A failure ends it: what came before stays, the rest is to be computed here.
+        """
+        taking = self._begin(turn, await asyncio.to_thread(trace_prompt, self._layout, turn.prompt))
+        try:
+            while not taking.complete and await self._take_next(taking):
+                pass
+        except Exception as error:
+            self._metrics.count_handoff("failed")
+            log_event("hand-off failed", level="warning", error=error, turn=turn.id, pages=taking.pages)
+        finally:
+            self._end(taking)
+        if taking.kept is None:
+            return None
+        start = taking.own * self._layout.page_tokens
+        self._metrics.count_handoff("taken", taking.kept.head.length - start)
+        return start
+
+    def _begin(self, turn: Turn, trace: Trace) -> _Taking:
+        """Keep what is here of the prompt already."""
+        path = self._arena.tree.walk(trace)
+        page = next((node.host for node in reversed(path) if node.host is not None), None)
+        if page is None:
+            return _Taking(turn, trace, 0, None)
+        return _Taking(turn, trace, page.node.pages, self._arena.lease(page))
+
+    def _end(self, taking: _Taking) -> None:
+        """Nothing more is taken; nobody waits until the giver knows."""
+        if taking.lease is not None:
+            self._arena.release(taking.lease)
+        leaving = asyncio.ensure_future(self._leave(taking.turn))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, turn: Turn) -> None:
+        """Tell the giver that nothing more is wanted."""
+        try:
+            await finish_within(self._giver.leave(turn), self._deadline_s)
+        except Exception as error:
+            log_event("hand-off not ended", level="warning", error=error, turn=turn.id)
+
+    async def _take_next(self, taking: _Taking) -> bool:
+        """Take the next offer; False where none is to come."""
+        offer = await finish_within(self._giver.offer(taking.turn, taking.pages), self._deadline_s)
+        if offer is None:
+            return False
+        filling = None
+        try:
+            try:
+                check_offer(offer, taking.trace, taking.pages)
+                filling = self._reserve(taking, offer)
+                await self._read(filling, offer)
+            finally:
+                good = await finish_within(self._giver.release(offer), self._deadline_s)
+            if not good:
+                raise CheckpointError("the lease ended before everything was read")
+            self._publish(taking, filling, offer)
+        except BaseException:
+            if filling is not None:
+                self._arena.abandon(filling)
+            raise
+        return True
+
+    def _reserve(self, taking: _Taking, offer: Offer) -> Filling:
+        """Room for `offer`; raises `CheckpointError`."""
+        head = _head(offer)
+        filling = self._arena.reserve(taking.trace, head.length, head.payload_bytes)
+        if filling is None:
+            raise CheckpointError(f"no room for {len(offer.pieces)} blocks of an offer")
+        return filling
+
+    async def _read(self, filling: Filling, offer: Offer) -> None:
+        """Copy what is not here, and verify it."""
+        blocks = self._arena.blocks
+        views = [blocks.view(block) for block in filling.blocks[: len(filling.blocks) - len(filling.payload)]]
+        views += blocks.pieces(filling.payload, _head(offer).payload_bytes)
+        pieces = offer.pieces[len(offer.pieces) - len(views) :]
+        filling.writing = asyncio.ensure_future(self._giver.read(offer, pieces, views))
+        await finish_within(filling.writing, self._deadline_s)
+        filling.writing = asyncio.ensure_future(asyncio.to_thread(_verify, filling, offer, views))
+        try:
+            await finish_within(filling.writing, self._deadline_s)
+        except DamagedCache:
+            self._metrics.count_checksum_failure()
+            raise
+
+    def _publish(self, taking: _Taking, filling: Filling, offer: Offer) -> None:
+        """Let what came be found, and keep it until the rest is here; it replaces what came before it."""
+        checksums = offer.checksums[len(offer.checksums) - len(filling.pages) :]
+        kept = self._arena.publish(filling, _head(offer), checksums, offer.checksum)
+        if kept is None:
+            raise CheckpointError("what came before is gone")
+        lease = self._arena.lease(kept.page)
+        if taking.lease is not None:
+            self._arena.release(taking.lease)
+        if taking.kept is not None:
+            self._arena.withdraw(taking.kept)
+        taking.lease, taking.kept, taking.complete = lease, kept, offer.point is not None
+        taking.pages = offer.extent.stop // self._layout.page_tokens
+
+
+def _head(offer: Offer) -> PointHead:
+    """The head of what is kept of `offer`."""
+    return offer.point or PointHead(length=offer.extent.stop)
+
+
+def _verify(filling: Filling, offer: Offer, views: Sequence[memoryview]) -> None:
+    """Compare all checksums; raises `DamagedCache`. In a thread."""
+    pages = len(filling.pages)
+    checksums = offer.checksums[len(offer.checksums) - pages :]
+    if any(seal(view) != checksum for view, checksum in zip(views[:pages], checksums, strict=True)):
+        raise DamagedCache("a page from a peer fails its checksum")
+    tail = views[pages : pages + (filling.tail is not None)]
+    if offer.point is not None and seal_point(offer.point, tail, views[pages + len(tail) :]) != offer.checksum:
+        raise DamagedCache("a state from a peer fails its checksum")

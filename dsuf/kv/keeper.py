@@ -139,8 +139,12 @@ class Keeper:
         if not filling.blocks and not head.stateful:  # all of these pages are kept already
             self._arena.abandon(filling)
             return
-        checksums, checksum = await self._write(filling, copy, head)
-        self._publish(filling, copy, head, checksums, checksum)
+        try:
+            checksums, checksum = await self._write(filling, copy, head)
+            self._publish(filling, copy, head, checksums, checksum)
+        except BaseException:
+            self._arena.abandon(filling)
+            raise
 
     def _publish(
         self, filling: Filling, copy: Copy, head: PointHead, checksums: list[bytes], checksum: bytes
@@ -175,16 +179,12 @@ class Keeper:
         blocks = [*filling.pages, *([] if filling.tail is None else [filling.tail])]
         pages = copy.holding.pages[filling.first_page : filling.first_page + len(blocks)]
         views = [self._arena.blocks.view(block) for block in blocks]
-        try:
-            if blocks:
-                filling.writing = asyncio.ensure_future(self._engine.read_pages(pages, views))
-                await finish_within(filling.writing, self._deadline_s)
-            sealing = asyncio.ensure_future(asyncio.to_thread(self._seal, filling, copy, head))
-            filling.writing = sealing
-            return await finish_within(sealing, self._deadline_s)
-        except BaseException:
-            self._arena.abandon(filling)
-            raise
+        if blocks:
+            filling.writing = asyncio.ensure_future(self._engine.read_pages(pages, views))
+            await finish_within(filling.writing, self._deadline_s)
+        sealing = asyncio.ensure_future(asyncio.to_thread(self._seal, filling, copy, head))
+        filling.writing = sealing
+        return await finish_within(sealing, self._deadline_s)
 
     def _seal(self, filling: Filling, copy: Copy, head: PointHead) -> tuple[list[bytes], bytes]:
         """Write the state and take all checksums; in a thread."""

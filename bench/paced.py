@@ -18,8 +18,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +30,7 @@ from aiohttp import web
 
 from dsuf.checkpoint.forms import RELEASED
 from dsuf.config import load_settings
+from dsuf.engine_scripted import ScriptedEngine
 from dsuf.node.engines import Model
 from dsuf.node.node import Node, bind
 from dsuf.node.startup import Startup
@@ -37,6 +38,7 @@ from dsuf.recipe.vocabulary import Vocabulary, load_vocabulary
 from dsuf.types import Engine, StepPlan, StepResult, Turn
 
 NAME_HEADER = "x-deepseek-harness-session-id"
+CATCH_UP_S = 0.01
 TEXT = "The turtle crossed the road because it could, and nobody on the other side had an answer to that. "
 
 
@@ -59,23 +61,34 @@ class Stamps:
 class Pace:
     """The times at which a step may come back: `step_s` apart, however long the work between them takes.
 
-    A timer of the loop counts whole milliseconds, so single steps come a little early or late; the rate stays.
+    A timer of the loop counts whole milliseconds, so single steps come a little early or late; the rate stays. `woke_s`
+    holds the times at which steps came back, oldest first, until they are taken from it.
     """
 
     def __init__(self, step_s: float) -> None:
+        self.woke_s: deque[float] = deque()
         self._step_s = step_s
         self._due_s = 0.0
 
     async def wait(self) -> None:
-        """Return at the next time; one that is missed by more than a step is not made up for."""
-        self._due_s = max(self._due_s, time.monotonic() - self._step_s) + self._step_s
+        """Return at the next time; what is late by more than `CATCH_UP_S` is not made up for."""
+        self._due_s = max(self._due_s, time.monotonic() - CATCH_UP_S) + self._step_s
         await asyncio.sleep(self._due_s - time.monotonic())
+        self.woke_s.append(time.monotonic())
+
+    async def sleep(self, seconds: float) -> None:
+        """How the scripted engine takes its time: at the pace where it decodes, else not at all."""
+        if seconds:
+            await self.wait()
+        else:
+            await asyncio.sleep(0)
 
 
-class PacedEngine:
-    """An engine whose decode steps come at a pace, and which notes the times of its results by session."""
+class StampedEngine:
+    """A scripted engine whose results are stamped, by session, with the time at which their step came back."""
 
-    def __init__(self, inner: Engine, pace: Pace, stamps: Stamps) -> None:
+    def __init__(self, inner: ScriptedEngine, pace: Pace, stamps: Stamps) -> None:
+        inner.sleep = pace.sleep
         self._inner = inner
         self._pace = pace
         self._stamps = stamps
@@ -84,25 +97,27 @@ class PacedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def attach(self, turn: Turn, *rest: Any) -> None:
+    def attach(self, turn: Turn, pages: Sequence[int]) -> None:
         """Attach, and remember how the client calls this turn."""
         self._names[turn.id] = turn.session
-        self._inner.attach(turn, *rest)
+        self._inner.attach(turn, pages)
 
-    async def step(self, plan: StepPlan) -> list[StepResult]:
-        """One step; its results are stamped."""
-        if plan.decode:
-            await self._pace.wait()
-        results = await self._inner.step(plan)
-        now_s = time.monotonic()
-        for result in results:
-            if result.ids:
-                self._stamps.add(self._names[result.turn], now_s)
+    def step(self, plan: StepPlan) -> Coroutine[Any, Any, list[StepResult]]:
+        """One step, which is in the engine's queue when this returns."""
+        return self._stamp(plan, self._inner.step(plan))
+
+    async def _stamp(self, plan: StepPlan, step: Awaitable[list[StepResult]]) -> list[StepResult]:
+        results = await step
+        if plan.decode and self._pace.woke_s:  # where all turns had ended already the step took no time
+            now_s = self._pace.woke_s.popleft()
+            for result in results:
+                if result.ids:
+                    self._stamps.add(self._names[result.turn], now_s)
         return results
 
 
 class PacedNode(Node):
-    """A node whose engine is wrapped in a `PacedEngine`."""
+    """A node whose scripted engine keeps a pace."""
 
     def __init__(self, pace: Pace, stamps: Stamps, *parts: Any) -> None:
         super().__init__(*parts)
@@ -110,7 +125,8 @@ class PacedNode(Node):
         self._stamps = stamps
 
     async def _load(self, model: Model) -> Engine:
-        return cast(Engine, PacedEngine(await super()._load(model), self._pace, self._stamps))
+        engine = cast(ScriptedEngine, await super()._load(model))
+        return cast(Engine, StampedEngine(engine, self._pace, self._stamps))
 
 
 class Ticker:
@@ -134,7 +150,7 @@ class Ticker:
         while self._next is not None:
             await self._pace.wait()
             ended, self._next = self._next, None
-            ended.set_result(time.monotonic())
+            ended.set_result(self._pace.woke_s.popleft())
             await asyncio.sleep(0)
         self._ticking = None
 
@@ -163,7 +179,8 @@ def write_script(folder: Path, reply_tokens: int, tokens_per_step: int) -> Path:
     """A script that answers everything with `reply_tokens` tokens, none of which ends within a character."""
     ids = list(itertools.islice(itertools.cycle(_plain_ids(load_vocabulary(RELEASED))), reply_tokens))
     path = folder / "script.json"
-    path.write_text(json.dumps({"rules": [{"ids": ids, "tokens_per_step": tokens_per_step}]}))
+    rule = {"ids": ids, "tokens_per_step": tokens_per_step, "step_s": 1.0}  # in fact as long as the pace says
+    path.write_text(json.dumps({"rules": [rule]}))
     return path
 
 

@@ -24,7 +24,7 @@ class ScriptedEngine:
 
     `encode` turns reply text into ids (special tokens parsed), `decode` a prompt into text (special tokens spelled).
     There are `pages` pages, or enough for all turns and one more. With `replay_tokens` a prompt can go on from pages
-    alone, and has no state before its end.
+    alone, and has no state before its end. `sleep` is how a step takes its time.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class ScriptedEngine:
         self._attached = 0
         self._under_way: list[StepPlan] = []
         self._calls: set[asyncio.Task[Any]] = set()
+        self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._order = asyncio.Lock()  # whose waiters go in the order in which they came
 
     def attach(self, turn: Turn, pages: Sequence[int]) -> None:
@@ -128,7 +129,7 @@ class ScriptedEngine:
                 await self._begin(turn)
             turn.steps += 1
         prefill_s = sum((part.stop - part.start) * turn.rule.prefill_s_per_token for turn, part in prefilling)
-        await asyncio.sleep(prefill_s + max((turn.rule.step_s for turn in decoding), default=0.0))
+        await self.sleep(prefill_s + max((turn.rule.step_s for turn in decoding), default=0.0))
         return [turn.prefill(part) for turn, part in prefilling] + [turn.decode() for turn in decoding]
 
     async def _copy_state(self, progress: ScriptedTurn) -> SessionState | None:

@@ -26,7 +26,8 @@ Imports `types`, `errors` and `observe`; the engine comes in as the protocol of 
 - *Room* is made by the commit point that saves the least computed tokens a block of those that only it holds, counting
   uses and, by a rising floor, age. The budget counts blocks; tokens and digests take about 2 kB a page beside it.
 - *Order.* Calls to the engine take effect as they are made, so a state is asked for when `commit` is called, and copied
-  later. Keeping is done one at a time, beside the steps. A look-up waits for what is on its way and concerns it.
+  later, beside the steps. What a turn leaves behind is copied in order, since each copy stands on the one before. The
+  next turn of a conversation waits a moment for it.
 - *Hand-off.* A prompt that one engine computes and another goes on from moves as offers under leases, by chunks while
   prefill goes on. A peer will speak the same protocol; here it is within the process.
 """

@@ -1,11 +1,16 @@
 """What is known of an admitted turn: its pages, where the beginning of its prompt comes from, and what it made."""
 
+from typing import TYPE_CHECKING
+
 from dsuf.kv.arena import Lease
 from dsuf.kv.attach import NOTHING, Source
 from dsuf.kv.point import CommitPoint, HostPage
 from dsuf.kv.prefix import Node
 from dsuf.kv.trace import Trace
 from dsuf.types import Turn
+
+if TYPE_CHECKING:
+    from dsuf.kv.keeper import Copy
 
 
 class Holding:
@@ -15,7 +20,7 @@ class Holding:
     over comes from `page` (and those before it) and `point`, under `lease` until it is copied. `node` is the last of
     its pages that has a place in the index, pinned there. `made` are the commit points that it left behind before it
     was `trusted`: before a step had shown that what it took over is good. `run` is its last one without a state. It
-    wants to begin no later than at `limit`.
+    wants to begin no later than at `limit`. `latest` is the last copy that was begun of it.
     """
 
     def __init__(self, turn: Turn, trace: Trace | None, limit: int | None, peer_from: int | None) -> None:
@@ -31,6 +36,7 @@ class Holding:
         self.failed = False
         self.made: list[CommitPoint] = []
         self.run: CommitPoint | None = None
+        self.latest: Copy | None = None
         self._peer_from = peer_from
 
     def source(self, position: int) -> Source:

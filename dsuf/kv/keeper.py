@@ -1,6 +1,7 @@
 """Copying out: what a turn has computed goes from the engine to the arena; it is written, then published."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -15,6 +16,11 @@ from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Metrics
 from dsuf.types import Engine, SessionState
 
+WAIT_S = 0.5
+"""How long the next turn of a conversation waits for what the one before leaves behind: some steps of a slow engine."""
+END_TOKENS = 8
+"""So many of the last tokens of a prompt may stand otherwise in the next one, such as where it opens the reply."""
+
 Step = asyncio.Future[Any]
 """The step whose end is a commit point, as it was launched."""
 
@@ -25,12 +31,14 @@ class Copy:
     def __init__(self, holding: Holding, length: int, step: Step | None) -> None:
         self.holding, self.length, self.step = holding, length, step
         self.state: SessionState | None = None
+        self.before = holding.latest
         self.tasks = 0
         self.ended = asyncio.Event()
+        holding.latest = self
 
 
 class Keeper:
-    """Makes commit points, one at a time, so that two turns do not keep the same. No failure of it reaches a turn.
+    """Makes commit points, those of a turn one by one, as each stands on the one before. No failure reaches a turn.
 
     `on_room` runs when pages came free. `kept` is set, and replaced by a new event, whenever something was published.
     """
@@ -43,7 +51,6 @@ class Keeper:
         self._metrics, self._deadline_s, self._on_room = metrics, deadline_s, on_room
         self.kept = asyncio.Event()
         self._under_way: set[Copy] = set()
-        self._one_by_one = asyncio.Lock()
 
     @property
     def under_way(self) -> int:
@@ -63,9 +70,11 @@ class Keeper:
         return self._start(self._keep, Copy(holding, length, None))
 
     async def wait_for(self, prompt: Trace) -> None:
-        """Wait for what is on its way now and shares half of its prompt or more with `prompt`."""
-        for copy in [copy for copy in self._under_way if _shares(copy.holding.trace, prompt)]:
-            await copy.ended.wait()
+        """Wait for what the turn that `prompt` goes on from is leaving behind now, but not for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                for copy in [copy for copy in self._under_way if _goes_on(copy.holding.trace, prompt)]:
+                    await copy.ended.wait()
 
     async def drain(self) -> None:
         """Wait, within the deadline, for all that is on its way."""
@@ -105,12 +114,14 @@ class Keeper:
 
     async def _keep(self, copy: Copy) -> None:
         """Keep what `copy` stands for, unless it is kept already or its step failed."""
-        async with self._one_by_one:
-            try:
-                if await self._is_good(copy):
-                    await self._copy_out(copy)
-            except Exception as error:
-                self._fail(copy, error)
+        before, copy.before = copy.before, None
+        try:
+            if before is not None:
+                await before.ended.wait()
+            if await self._is_good(copy):
+                await self._copy_out(copy)
+        except Exception as error:
+            self._fail(copy, error)
 
     async def _is_good(self, copy: Copy) -> bool:
         """Whether the step behind `copy`, and the turn so far, came to a good end."""
@@ -127,8 +138,7 @@ class Keeper:
             return
         if head.stateful:
             self._name(copy, trace)
-            if (point := self._arena.find_exact(trace, head.length)) is not None:
-                self._arena.credit(point)
+            if self._is_known(trace, head):
                 return
         evicted = self._arena.evicted
         filling = self._arena.reserve(trace, head.length, head.payload_bytes)
@@ -151,7 +161,7 @@ class Keeper:
     ) -> None:  # fmt: skip
         """Let what was written be found, unless the turn failed meanwhile; pages without a state give way to it."""
         holding = copy.holding
-        if holding.failed:
+        if holding.failed or (head.stateful and self._is_known(filling.trace, head)):
             self._arena.abandon(filling)
             return
         kept = self._arena.publish(filling, head, checksums, checksum)
@@ -165,6 +175,12 @@ class Keeper:
         holding.run = None if head.stateful else kept
         if not holding.trusted:
             holding.made.append(kept)
+
+    def _is_known(self, trace: Trace, head: PointHead) -> bool:
+        """Whether such a commit point is kept already, which is a use of it."""
+        if (point := self._arena.find_exact(trace, head.length)) is not None:
+            self._arena.credit(point)
+        return point is not None
 
     def _name(self, copy: Copy, trace: Trace) -> None:
         """Let the pages of a turn be found on the device, those with generated tokens too."""
@@ -204,9 +220,9 @@ class Keeper:
         log_event("session cache failed", level="warning", error=error, what="export", turn=copy.holding.turn.id)
 
 
-def _shares(kept: Trace | None, prompt: Trace) -> bool:
-    """Whether `prompt` begins with half of what is kept, or more."""
-    return kept is not None and 2 * common_tokens(kept, prompt) >= kept.length
+def _goes_on(kept: Trace | None, prompt: Trace) -> bool:
+    """Whether `prompt` begins with the prompt `kept`, but perhaps for its very end."""
+    return kept is not None and common_tokens(kept, prompt) >= max(1, kept.length - END_TOKENS)
 
 
 def _describe(copy: Copy) -> tuple[Trace, PointHead]:

@@ -74,9 +74,10 @@ class Sessions:
         try:
             async with asyncio.timeout(self._deadline_s):
                 trace = await self._trace(turn)
-                await self._keeper.wait_for(trace)  # what the turn before left behind may be about to be published
         except Exception as error:
             self._fail(turn.id, error)
+        else:
+            await self._keeper.wait_for(trace)
         return self._reserve(Holding(turn, trace, limit, peer_from))
 
     async def restore(self, turn: Turn) -> Restored | None:

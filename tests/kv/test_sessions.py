@@ -56,6 +56,25 @@ async def test_the_same_prompt_again_computes_its_last_token(replay: int) -> Non
     await rig.close()
 
 
+async def test_the_next_turn_waits_for_what_it_goes_on_from_and_for_nothing_else() -> None:
+    """The same beginning is no reason to wait, and nobody waits for long."""
+    rig = Rig(replay_tokens=0, deadline_s=5.0)
+    rig.engine.before = lambda name: 0.05 if name == "read_pages" else 0.0
+    turn = make_turn("a", ids(40))
+    restored = await rig.begin(turn)
+    reply = await rig.compute(turn, restored.start)
+    await rig.end(turn)
+    other, following = make_turn("b", ids(20, [1])), make_turn("c", (*ids(40), *reply, 1))
+    assert await rig.sessions.admit(other) is not None
+    assert rig.sessions.counters()["copies"] > 0
+    assert await rig.sessions.admit(following) is not None
+    assert rig.sessions.counters()["copies"] == 0
+    assert rig.sessions._held["c"].choice.start == 47
+    for name in "bc":
+        rig.sessions.release(name)
+    await rig.close()
+
+
 @MODES
 async def test_a_turn_begins_where_it_is_told_to(replay: int) -> None:
     """So that it can be run again from what it began with, whatever is kept since."""

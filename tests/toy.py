@@ -1,9 +1,10 @@
 """A small engine over real page memory, whose next token hangs on every byte that it should have read.
 
 A position leaves a row in its page, and every second one a row of the pair, as compressed caches do. Rows are hashes of
-the last tokens (the window, which is the state); the next token is a hash of all rows up to the turn's length, read
-through its page table, and of the window. So a foreign, stale or missing row, or the state of another prefix, changes
-the tokens. The window is exact after replaying it, hence tokens are those of a cold run in every mode.
+the last tokens (the window, which is the state), the tenant's salt and the pictures; the next token is a hash of all
+rows up to the turn's length, read through its page table, and of the window. So a foreign, stale or missing row, or the
+state of another prefix, changes the tokens. The window is exact after replaying it, hence tokens are those of a cold
+run in every mode.
 """
 
 import asyncio
@@ -65,6 +66,10 @@ class _Held:
     def window(self) -> list[int]:
         """The last tokens, as far as they are known since the window was cut."""
         return self.fed[max(self.window_start, len(self.fed) - WINDOW) :]
+
+    def seen(self, position: int) -> list[Span]:
+        """The pictures that reach to `position` or end before it."""
+        return [span for span in self.turn.prompt.spans if span.start <= position]
 
 
 class ToyEngine:
@@ -285,7 +290,7 @@ class ToyEngine:
         held.fed.append(token)
         if position < held.kept:
             return
-        self._write(held, position, digest(position, held.window))
+        self._write(held, position, digest(position, held.window, held.turn.prompt.salt, held.seen(position)))
         if position % 2:
             pair, page = position // 2, position // self.layout.page_tokens
             start = ROW * (self.layout.page_tokens + pair % (self.layout.page_tokens // 2))

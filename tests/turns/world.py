@@ -1,0 +1,293 @@
+"""A schedule played out: scheduler, sessions and toy engine together, watched all the time.
+
+What must hold whatever happens: every turn ends, by its whole answer or by an error that has its reason; tokens are
+those of a cold run; nobody reads or writes foreign rows; the sources of a prompt add up; no page and no block is lost.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from dsuf.errors import ContextTooLong, DeadlineExceeded, EngineFailed, QueueFull, RequestError, Unavailable
+from dsuf.kv.arena import Arena
+from dsuf.kv.blocks import Blocks
+from dsuf.kv.sessions import Sessions
+from dsuf.observe.metrics import Metrics
+from dsuf.sched.scheduler import Limits, Scheduler
+from dsuf.sched.ticket import TurnTicket
+from dsuf.types import StepPlan, StepResult, Turn, Usage
+from tests.kv.rig import check_books
+from tests.sched.rig import IDLE
+from tests.toy import ToyEngine, make_turn
+from tests.turns.clock import run_virtually
+from tests.turns.schedule import Client, Fault, Meddling, Schedule, Visit
+
+CACHE_DEADLINE_S = 0.1
+STEP_DEADLINE_S = 1.0
+STEM_TOKENS = 60
+_METRICS = Metrics("test")  # a new one would take longer than the run
+
+
+class WatchedEngine(ToyEngine):
+    """Remembers what it was asked to compute of each prompt, and how often each turn was attached. Where its next step
+    `fails`, it does so half-way."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        setting = schedule.setting
+        super().__init__(
+            pages=setting.pages, page_tokens=setting.page_tokens, max_turns=setting.max_turns, spare=setting.spare,
+            replay_tokens=setting.replay_tokens, max_drafts=max(setting.drafts, 1), stop_every=setting.stop_every,
+        )  # fmt: skip
+        self.fails = False
+        self.computed: Counter[str] = Counter()
+        self.attached: Counter[str] = Counter()
+
+    def attach(self, turn: Turn, pages: Sequence[int]) -> None:
+        super().attach(turn, pages)
+        self.attached[turn.id] += 1
+
+    def compute(self, plan: StepPlan) -> list[StepResult]:
+        if self.fails:
+            self.fails = False
+            self._spoil(plan)
+            raise OSError("a fault")
+        for part in plan.prefill:
+            self.computed[part.turn] += part.stop - part.start
+        return super().compute(plan)
+
+    def _spoil(self, plan: StepPlan) -> None:
+        """Leave rubbish where `plan` would have left rows, and count it as computed."""
+        rubbish = {part.turn: part.stop - part.start for part in plan.prefill}
+        rubbish |= {name: 1 for name in plan.decode if self._turns[name].finish is None}
+        for name, count in rubbish.items():
+            held = self._turns[name]
+            for _ in range(count):
+                if len(held.fed) >= held.kept:
+                    self._write(held, len(held.fed), b"rubbish.")
+                held.fed.append(len(held.fed) + 1)
+
+
+class World:
+    """Everything that a schedule needs; `play` it once. `ends` counts what became of turns, and what else occurred."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        setting = schedule.setting
+        self.schedule, self.rng = schedule, random.Random(schedule.seed)
+        self.ends: Counter[str] = Counter()
+        self.engine = WatchedEngine(schedule)
+        size = self.engine.layout.page_bytes
+        self.arena = Arena(Blocks(size, memoryview(bytearray(size * setting.blocks))))
+        self.sessions = Sessions(self.engine, self.arena, _METRICS, deadline_s=CACHE_DEADLINE_S)
+        limits = Limits(
+            queue_limit=setting.queue_limit, chunk_tokens=setting.chunk_tokens, drafts=setting.drafts, gap_s=0.02,
+            step_deadline_s=STEP_DEADLINE_S, probe_s=0.3, failing_steps=2,
+        )  # fmt: skip
+        self.scheduler = Scheduler(self.engine, limits, _METRICS, self.sessions)
+        self.engine.before, self.engine.step_s = self._before, _step_s
+        self._calls: Counter[str] = Counter()
+        self._faults: dict[tuple[str, int], Fault] = {(fault.call, fault.nth): fault for fault in schedule.faults}
+        self._live = True
+
+    async def play(self) -> Counter[str]:
+        """Let everything happen, then see that nothing is left; raises `AssertionError`."""
+        schedule = self.schedule
+        loop = asyncio.create_task(self.scheduler.run())
+        meddlers = [asyncio.create_task(self._meddle(meddling)) for meddling in schedule.meddlings]
+        clients = asyncio.gather(*(self._live_through(client) for client in schedule.clients))
+        await asyncio.wait([clients, loop], return_when=asyncio.FIRST_COMPLETED)
+        assert not loop.done() or loop.result(), "the loop ended by itself"
+        await clients
+        await asyncio.gather(*meddlers)
+        await self._come_to_rest()
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        await self._close()
+        return self.ends
+
+    async def _live_through(self, client: Client) -> None:
+        """The turns of a client, one after another."""
+        await asyncio.sleep(client.at_s)
+        said: list[int] = [client.stem * 300 + 1 + i for i in range(STEM_TOKENS)]
+        for number, visit in enumerate(client.visits):
+            own = [700 + (7 * client.number + 3 * number + i) % 290 for i in range(visit.own_tokens)]
+            prompt = [*said[: visit.kept_tokens], *own] if not number else [*said, *own]
+            turn = make_turn(
+                f"{client.number}-{number}", prompt, max_tokens=visit.max_tokens, salt=client.salt,
+                temperature=visit.temperature, seed=client.number, tenant=client.tenant, priority=client.priority,
+                timeout_s=visit.timeout_s,
+            )  # fmt: skip
+            said = [*prompt, *await self._visit(turn, visit)]
+            await asyncio.sleep(visit.pause_s)
+
+    async def _visit(self, turn: Turn, visit: Visit) -> list[int]:
+        """Submit `turn`, read it, leave when it is time; its tokens."""
+        try:
+            ticket = self.scheduler.submit(turn)
+        except RequestError as error:
+            self._check_error(turn, error)
+            return []
+        timer = None
+        if visit.leaves_after_s is not None:
+            timer = asyncio.get_running_loop().call_later(visit.leaves_after_s, ticket.cancel, visit.leaves_by)
+        results: list[StepResult] = []
+        try:
+            async for result in ticket:
+                results.append(result)
+                if len(results) - 1 == visit.leaves_after_results:
+                    ticket.cancel(visit.leaves_by, 0)
+        except RequestError as error:
+            self._check_error(turn, error)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        ticket.cancel()
+        return self._check(turn, visit, ticket, results)
+
+    def _check(self, turn: Turn, visit: Visit, ticket: TurnTicket, results: list[StepResult]) -> list[int]:
+        """See that what `turn` gave is right; its tokens."""
+        tokens = [token for result in results for token in result.ids]
+        expected = self.engine.cold_tokens(turn)
+        assert tokens == expected[: len(tokens)], f"{turn.id}: {tokens} instead of {expected}"
+        whole = bool(results) and results[-1].finish is not None
+        leaves = visit.leaves_after_results is not None or visit.leaves_after_s is not None
+        assert whole or leaves or ticket.failed, f"{turn.id} ended without a reason"
+        told = [result.usage for result in results if result.usage is not None]
+        assert len(told) <= 1 and all(usage is results[0].usage for usage in told), "usage comes first, and once"
+        if whole:
+            self.ends["whole"] += 1
+            assert tokens == expected, f"{turn.id} ended early"
+            self._check_usage(turn, ticket, told[0] if told else None, len(tokens))
+        elif not ticket.failed:
+            self.ends["left"] += 1
+        return tokens
+
+    def _check_usage(self, turn: Turn, ticket: TurnTicket, told: Usage | None, generated: int) -> None:
+        """The sources add up to the prompt, to the client as in the record, and are what was and was not computed."""
+        prompt = len(turn.prompt.ids)
+        usage = ticket.usage
+        assert usage.prompt_tokens == prompt and usage.completion_tokens == generated, usage
+        cached = 0 if told is None else told.cached_tokens
+        assert cached == usage.cached_tokens and (told is None or told.prompt_tokens == prompt), (told, usage)
+        if self.engine.attached[turn.id] == 1:
+            assert self.engine.computed[turn.id] == usage.computed_tokens, (self.engine.computed[turn.id], usage)
+        else:
+            self.ends["again"] += 1
+        self.ends["device"] += usage.device_tokens > 0
+        self.ends["host"] += usage.host_tokens > 0
+
+    def _check_error(self, turn: Turn, error: RequestError) -> None:
+        """An error has its reason."""
+        self.ends[type(error).__name__] += 1
+        broken = any(fault.call == "step" for fault in self.schedule.faults)
+        reasons = {
+            DeadlineExceeded: turn.timeout_s is not None,
+            EngineFailed: broken,
+            Unavailable: broken,
+            QueueFull: self.schedule.setting.queue_limit < 100,
+            ContextTooLong: self.sessions.pages_for(turn) > self.engine.layout.pages,
+        }
+        assert reasons.get(type(error)), f"{turn.id}: {error!r}"
+
+    async def _meddle(self, meddling: Meddling) -> None:
+        await asyncio.sleep(meddling.at_s)
+        if meddling.kind == "flush":
+            self.sessions.flush()
+        elif meddling.kind == "forget":
+            self.sessions.pool.forget_all()
+        else:
+            self._damage(meddling)
+
+    def _damage(self, meddling: Meddling) -> None:
+        """Change a bit of one kept block, or of each, unless somebody reads just now: that is verified already."""
+        blocks = [node.host.block for node in self.arena.tree.nodes() if node.host is not None]
+        for point in self.arena._points:
+            blocks += [*point.blocks, *([] if point.tail is None else [point.tail])]
+        if not blocks or self.arena._leases:
+            return
+        pick = meddling.pick
+        if meddling.kind == "ruin":
+            self.sessions.pool.forget_all()
+        else:
+            blocks = [sorted(blocks)[pick % len(blocks)]]
+        for block in blocks:
+            view = self.arena.blocks.view(block)
+            view[pick // 7 % len(view)] ^= 1 << pick % 8
+        self.ends[meddling.kind] += 1
+
+    def _before(self, call: str) -> float:
+        """Look at the books; the seconds that a call of the engine takes, or its failure."""
+        if self._live:
+            self.look()
+        number, self._calls[call] = self._calls[call], self._calls[call] + 1
+        fault = self._faults.get((call, number))
+        if fault is None:
+            return self.rng.random() * self.schedule.setting.unsteady_s
+        self.ends[f"{fault.kind} {call}"] += 1
+        if fault.kind == "slow":
+            return fault.seconds
+        if call != "step":
+            raise OSError("a fault")
+        self.engine.fails = True
+        return 0.0
+
+    def look(self) -> None:
+        """Nothing is wrong at this moment."""
+        check_books(self.sessions)
+        assert not self.engine.violations, self.engine.violations
+        held, counters = self.scheduler._places, self.scheduler.counters()
+        assert {stay.turn.id for stay in held} == set(self.engine._turns), "what is attached is what has a place"
+        assert counters["attached"] <= self.schedule.setting.max_turns
+
+    async def _come_to_rest(self) -> None:
+        """Soon after the last turn nothing is in use."""
+        assert await self.scheduler.wait_idle(5.0), self.scheduler.counters()
+        for _ in range(2000):
+            in_use = {name: self.sessions.counters()[name] for name in IN_USE}
+            if self.scheduler.counters() == IDLE and not any(in_use.values()):
+                break
+            await asyncio.sleep(0.005)
+        assert self.scheduler.counters() == IDLE and not any(in_use.values()), (self.scheduler.counters(), in_use)
+        self.look()
+        assert set(self.engine.counters().values()) == {0}
+
+    async def _close(self) -> None:
+        """Everything comes back."""
+        await self.sessions.close()
+        assert set(self.sessions.counters().values()) == {0}
+        assert list(self.arena.tree.nodes()) == []
+        assert self.sessions.pool.room == self.engine.layout.pages
+        assert self.arena.blocks.free == self.arena.blocks.count
+        await self.engine.close()
+
+
+IN_USE = ("turns", "copies", "pages_held", "leases", "filling", "dying")
+
+
+def _step_s(plan: StepPlan) -> float:
+    """What a step takes."""
+    return 0.001 + 0.0005 * len(plan.decode) + 0.0001 * sum(part.stop - part.start for part in plan.prefill)
+
+
+def play(schedule: Schedule) -> Counter[str]:
+    """Play `schedule` in virtual time; raises `AssertionError`, `Stuck` or what else went wrong."""
+    rng = random.Random(schedule.seed + 1)
+    unsteady_s = schedule.setting.unsteady_s
+
+    async def main() -> Counter[str]:
+        return await World(schedule).play()
+
+    ends = run_virtually(main, lambda: rng.random() * unsteady_s)
+    assert isinstance(ends, Counter)
+    return ends
+
+
+def find_fault(schedule: Schedule, total: Counter[str] | None = None) -> str | None:
+    """How `schedule` goes wrong; None where it does not. What occurred is added to `total`."""
+    try:
+        ends = play(schedule)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    if total is not None:
+        total.update(ends)
+    return None

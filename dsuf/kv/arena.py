@@ -100,18 +100,24 @@ class Arena:
 
         Commit points of the least worth make room, but none goes if it would not be enough.
         """
-        whole, begun = divmod(length, trace.page_tokens)
-        base = next((n.host for n in reversed(self.tree.walk(trace)[: whole + 1]) if n.host is not None), None)
-        pages = whole - (0 if base is None else base.node.pages)
-        wanted = pages + (begun > 0) + self.blocks.blocks_for(payload_bytes)
+        base, pages, wanted = self._count(trace, length, payload_bytes)
         if base is not None:
             base.uses += 1
         if not self._make_room(wanted, base):
             self._unuse(base)
             return None
-        filling = Filling(trace, base, self.blocks.take(wanted), pages, begun > 0)
+        filling = Filling(trace, base, self.blocks.take(wanted), pages, length % trace.page_tokens > 0)
         self._fillings.add(filling)
         return filling
+
+    def has_room(self, trace: Trace, length: int, payload_bytes: int) -> bool:
+        """Whether `reserve` would find room, whatever has to go for it."""
+        base, _, wanted = self._count(trace, length, payload_bytes)
+        return wanted <= self.blocks.free or wanted <= self.blocks.count - self._pinned(base)
+
+    def kept_pages(self, trace: Trace) -> int:
+        """How many of the first whole pages of `trace` are kept."""
+        return next((node.pages for node in reversed(self.tree.walk(trace)) if node.host is not None), 0)
 
     def publish(
         self, filling: Filling, head: PointHead, checksums: Sequence[bytes], checksum: bytes
@@ -220,6 +226,13 @@ class Arena:
             self._fillings.discard(filling)
             self.blocks.give(filling.blocks)
             self._unuse(filling.base)
+
+    def _count(self, trace: Trace, length: int, payload_bytes: int) -> tuple[HostPage | None, int, int]:
+        """What is kept of the whole pages, how many are not, and the blocks that a commit point needs beside."""
+        whole, begun = divmod(length, trace.page_tokens)
+        base = next((n.host for n in reversed(self.tree.walk(trace)[: whole + 1]) if n.host is not None), None)
+        pages = whole - (0 if base is None else base.node.pages)
+        return base, pages, pages + (begun > 0) + self.blocks.blocks_for(payload_bytes)
 
     def _make_room(self, wanted: int, base: HostPage | None) -> bool:
         """Whether `wanted` blocks are free, after evicting what is worth the least."""

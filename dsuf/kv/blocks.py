@@ -7,6 +7,9 @@ back: bytes that were read are good only if the generation is the same before an
 import mmap
 from collections.abc import Sequence
 
+SLICE = 256
+"""Pages that are copied in one go, so that neither the event loop nor steps of an engine wait for long."""
+
 
 def map_memory(size_bytes: int) -> memoryview:
     """Anonymous memory that takes room only as it is written."""

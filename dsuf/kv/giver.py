@@ -7,6 +7,7 @@ from typing import Any
 
 from dsuf.errors import CheckpointError
 from dsuf.kv.arena import Lease
+from dsuf.kv.blocks import SLICE
 from dsuf.kv.calls import when_ended
 from dsuf.kv.handoff import Offer, Piece
 from dsuf.kv.point import CommitPoint, HostPage
@@ -139,12 +140,16 @@ class LocalGiver:
 
     def _find(self, order: _Order, pages: int) -> Offer | None:
         """An offer of what is kept after the first `pages` pages of the prompt."""
-        trace = order.trace
-        point = self._arena.find_exact(trace, trace.length)
+        point = self._arena.find_exact(order.trace, order.trace.length)
         if point is not None:
-            return self._lend(order, pages, point.page, point)
-        host = [node.host for node in self._arena.tree.walk(trace) if node.host is not None]
-        return self._lend(order, pages, host[-1], None) if len(host) > pages else None
+            last = point.page
+        else:
+            path = self._arena.tree.walk(order.trace)
+            last = next((node.host for node in reversed(path) if node.host is not None), None)
+        if last is not None and last.node.pages > pages + SLICE:
+            last, point = next(page for page in last.chain() if page.node.pages == pages + SLICE), None
+        new = point is not None or (last is not None and last.node.pages > pages)
+        return self._lend(order, pages, last, point) if new else None
 
     def _lend(
         self, order: _Order, pages: int, last: HostPage | None, point: CommitPoint | None

@@ -6,11 +6,12 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from dsuf.kv.arena import Arena, Filling
+from dsuf.kv.arena import Arena, Filling, Lease
+from dsuf.kv.blocks import SLICE
 from dsuf.kv.calls import finish_within
 from dsuf.kv.holding import Holding
 from dsuf.kv.pages import PagePool
-from dsuf.kv.point import PointHead, make_head, seal, seal_point
+from dsuf.kv.point import CommitPoint, PointHead, make_head, seal, seal_point
 from dsuf.kv.trace import Trace, common_tokens, follow_trace
 from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Metrics
@@ -140,34 +141,53 @@ class Keeper:
             self._name(copy, trace)
             if self._is_known(trace, head):
                 return
+        if not self._arena.has_room(trace, head.length, head.payload_bytes):
+            self._metrics.count_commit("refused")
+            return
+        lease: Lease | None = None
+        try:
+            while (pages := self._arena.kept_pages(trace) + SLICE) < head.length // trace.page_tokens:
+                kept = await self._copy_part(copy, trace, PointHead(length=pages * trace.page_tokens))
+                if kept is None:
+                    return
+                before, lease = lease, self._arena.lease(kept.page)
+                if before is not None:
+                    self._arena.release(before)
+            if await self._copy_part(copy, trace, head) is not None:
+                self._metrics.count_commit("kept")
+        finally:
+            if lease is not None:
+                self._arena.release(lease)
+
+    async def _copy_part(self, copy: Copy, trace: Trace, head: PointHead) -> CommitPoint | None:
+        """Keep `head` and the pages that it stands on; None if that came to nothing."""
         evicted = self._arena.evicted
         filling = self._arena.reserve(trace, head.length, head.payload_bytes)
         self._metrics.count_evictions(self._arena.evicted - evicted)
         if filling is None:
             self._metrics.count_commit("refused")
-            return
+            return None
         if not filling.blocks and not head.stateful:  # all of these pages are kept already
             self._arena.abandon(filling)
-            return
+            return None
         try:
             checksums, checksum = await self._write(filling, copy, head)
-            self._publish(filling, copy, head, checksums, checksum)
+            return self._publish(filling, copy, head, checksums, checksum)
         except BaseException:
             self._arena.abandon(filling)
             raise
 
     def _publish(
         self, filling: Filling, copy: Copy, head: PointHead, checksums: list[bytes], checksum: bytes
-    ) -> None:  # fmt: skip
+    ) -> CommitPoint | None:  # fmt: skip
         """Let what was written be found, unless the turn failed meanwhile; pages without a state give way to it."""
         holding = copy.holding
         if holding.failed or (head.stateful and self._is_known(filling.trace, head)):
             self._arena.abandon(filling)
-            return
+            return None
         kept = self._arena.publish(filling, head, checksums, checksum)
         if kept is None:
-            return
-        self._metrics.count_commit("kept")
+            return None
         self.kept.set()
         self.kept = asyncio.Event()
         if holding.run is not None:
@@ -175,6 +195,7 @@ class Keeper:
         holding.run = None if head.stateful else kept
         if not holding.trusted:
             holding.made.append(kept)
+        return kept
 
     def _is_known(self, trace: Trace, head: PointHead) -> bool:
         """Whether such a commit point is kept already, which is a use of it."""
@@ -198,18 +219,18 @@ class Keeper:
         if blocks:
             filling.writing = asyncio.ensure_future(self._engine.read_pages(pages, views))
             await finish_within(filling.writing, self._deadline_s)
-        sealing = asyncio.ensure_future(asyncio.to_thread(self._seal, filling, copy, head))
+        state = copy.state.payload if copy.state is not None and head.stateful else b""
+        sealing = asyncio.ensure_future(asyncio.to_thread(self._seal, filling, head, state))
         filling.writing = sealing
         return await finish_within(sealing, self._deadline_s)
 
-    def _seal(self, filling: Filling, copy: Copy, head: PointHead) -> tuple[list[bytes], bytes]:
+    def _seal(self, filling: Filling, head: PointHead, state: bytes) -> tuple[list[bytes], bytes]:
         """Write the state and take all checksums; in a thread."""
         blocks = self._arena.blocks
         payload = blocks.pieces(filling.payload, head.payload_bytes)
         start = 0
         for piece in payload:
-            assert copy.state is not None
-            piece[:] = copy.state.payload[start : start + len(piece)]
+            piece[:] = state[start : start + len(piece)]
             start += len(piece)
         tail = [] if filling.tail is None else [blocks.view(filling.tail)]
         return [seal(blocks.view(block)) for block in filling.pages], seal_point(head, tail, payload)

@@ -2,14 +2,25 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 from dsuf.errors import CheckpointError
 from dsuf.kv.arena import Arena, Lease
-from dsuf.kv.calls import finish_within
+from dsuf.kv.blocks import SLICE
+from dsuf.kv.calls import finish_within, when_ended
 from dsuf.kv.holding import Holding
 from dsuf.kv.point import CommitPoint, DamagedCache, HostPage, seal, seal_point
 from dsuf.kv.trace import ID_BYTES, Trace
 from dsuf.types import Engine, SessionState
+
+
+class _Copy(NamedTuple):
+    """A page of the device, and the block that fills it: of a whole page, or of the begun one."""
+
+    page: int
+    kept: HostPage | None
+    block: int
 
 
 class Loader:
@@ -21,70 +32,47 @@ class Loader:
     async def load(self, holding: Holding, deadline_s: float) -> None:
         """Let the turn of `holding` take over what its choice says; its lease is returned.
 
-        Raises `DamagedCache` before anything was changed; `CheckpointError`, `TimeoutError` or what the engine raises.
+        Raises `DamagedCache`, `CheckpointError` or what the engine raises, all of them with the turn as it was but for
+        rows in its own pages; or `TimeoutError`.
         """
         lease, holding.lease = holding.lease, None
-        begun = False
-
-        def give_back() -> None:
-            if lease is not None:
-                self._arena.release(lease)
-
+        copies = self._list_copies(holding, lease)
+        writing: asyncio.Future[None] | None = None
         try:
-            targets, rows, state = await self._prepare(holding, lease)
-            if targets:
-                begun = True
-                await finish_within(self._engine.write_pages(targets, rows), deadline_s, give_back)
-            start = await finish_within(
-                self._engine.resume(holding.turn.id, holding.choice.length, state), deadline_s
-            )  # fmt: skip
+            state = await self._read_state(holding, lease)
+            for first in range(0, len(copies), SLICE):
+                part = copies[first : first + SLICE]
+                rows = [self._arena.blocks.view(copy.block) for copy in part]
+                await asyncio.to_thread(_verify, part, rows)
+                writing = asyncio.ensure_future(self._engine.write_pages([copy.page for copy in part], rows))
+                await finish_within(writing, deadline_s)
         finally:
-            if not begun:
-                give_back()
+            if lease is not None:
+                when_ended(writing, partial(self._arena.release, lease))
+        resumed = self._engine.resume(holding.turn.id, holding.choice.length, state)
+        start = await finish_within(resumed, deadline_s)
         if start != holding.choice.start:
             raise CheckpointError(f"resumed at {start} instead of {holding.choice.start}")
 
-    async def _prepare(
-        self, holding: Holding, lease: Lease | None
-    ) -> tuple[list[int], list[memoryview], SessionState | None]:
-        """Pages to write, their rows, and the state, verified."""
-        pages, copies, blocks = self._list_copies(holding, lease)
-        rows = [self._arena.blocks.view(block) for block in blocks]
-        point = None if holding.choice.point is None or lease is None else lease.point
-        assert holding.trace is not None
-        state = await asyncio.to_thread(self._verify, copies, rows, point, holding.trace)
-        return pages, rows, state
-
-    def _list_copies(self, holding: Holding, lease: Lease | None) -> tuple[list[int], list[HostPage | None], list[int]]:
-        """The pages to fill, whose rows are not there, and what fills each: a host page or the begun one's block."""
-        size, choice = self._engine.layout.page_tokens, holding.choice
-        chain = (
-            {} if lease is None or lease.page is None else {copy.node.pages - 1: copy for copy in lease.page.chain()}
-        )
-        found: list[tuple[int, HostPage | None, int]] = []
-        for extent in choice.extents:
+    def _list_copies(self, holding: Holding, lease: Lease | None) -> list[_Copy]:
+        """The pages to fill, whose rows are not there, and what fills them."""
+        if lease is None:
+            return []
+        size, chain = self._engine.layout.page_tokens, {}
+        if lease.page is not None:
+            chain = {page.node.pages - 1: page for page in lease.page.chain()}
+        found = []
+        for extent in holding.choice.extents:
             if extent.source in ("host", "peer"):
                 pages = range(extent.start // size, -(-extent.stop // size))
-                found += [self._copy_of(page, chain.get(page), lease) for page in pages]
-        return [holding.pages[n] for n, _, _ in found], [copy for _, copy, _ in found], [block for _, _, block in found]
+                found += [_find_copy(holding.pages[page], chain.get(page), lease.point) for page in pages]
+        return found
 
-    def _copy_of(self, page: int, copy: HostPage | None, lease: Lease | None) -> tuple[int, HostPage | None, int]:
-        """Page number `page` of a prompt with what fills it."""
-        if copy is not None:
-            return page, copy, copy.block
-        point = None if lease is None else lease.point
-        if point is None or point.tail is None:
-            raise CheckpointError(f"no copy of page {page}")
-        return page, None, point.tail
-
-    def _verify(
-        self, copies: Sequence[HostPage | None], rows: Sequence[memoryview], point: CommitPoint | None, trace: Trace
-    ) -> SessionState | None:
-        """The state of `point`, after comparing all checksums; in a thread."""
-        for copy, row in zip(copies, rows, strict=True):
-            if copy is not None and seal(row) != copy.checksum:
-                raise DamagedCache("a kept page fails its checksum", copy)
-        return None if point is None else self._state(point, trace)
+    async def _read_state(self, holding: Holding, lease: Lease | None) -> SessionState | None:
+        """The state to go on from, verified; None where a window is replayed."""
+        if lease is None or lease.point is None or holding.trace is None:
+            return None
+        return await asyncio.to_thread(self._state, lease.point, holding.trace)
 
     def _state(self, point: CommitPoint, trace: Trace) -> SessionState:
         """The state that `point` keeps, verified, for a prompt that shares its first positions."""
@@ -98,3 +86,19 @@ class Loader:
             ids=trace.ids[: head.anchor_tokens * ID_BYTES] + head.ids, payload=b"".join(payload), spare=head.spare,
             repeats=head.repeats,
         )  # fmt: skip
+
+
+def _find_copy(page: int, kept: HostPage | None, point: CommitPoint | None) -> _Copy:
+    """What fills the device's `page`: a whole page that is kept, or the begun one of `point`."""
+    if kept is not None:
+        return _Copy(page, kept, kept.block)
+    if point is None or point.tail is None:
+        raise CheckpointError("a page has no copy")
+    return _Copy(page, None, point.tail)
+
+
+def _verify(copies: Sequence[_Copy], rows: Sequence[memoryview]) -> None:
+    """Compare the checksums of whole pages; that of a begun one is its commit point's. In a thread."""
+    for copy, row in zip(copies, rows, strict=True):
+        if copy.kept is not None and seal(row) != copy.kept.checksum:
+            raise DamagedCache("a kept page fails its checksum", copy.kept)

@@ -6,7 +6,7 @@ A digest finds a page among those that follow another; comparing its content, on
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dsuf.kv.trace import Trace
+from dsuf.kv.trace import ID_BYTES, Trace
 
 if TYPE_CHECKING:
     from dsuf.kv.point import CommitPoint, HostPage
@@ -45,13 +45,22 @@ class PrefixTree:
 
     def walk(self, trace: Trace) -> list[Node]:
         """The root that `trace` belongs to and the nodes of its first pages, as far as they are known; may be empty."""
-        path: list[Node] = []
         node = self._find(self._top, trace.chain[0], trace.head)
-        while node is not None:
-            path.append(node)
-            if node.pages + 1 >= len(trace.chain):
+        if node is None:
+            return []
+        path = [node]
+        # A million tokens are 8,000 pages, on the event loop: hence no calls in here.
+        ids, shown, size = trace.ids, trace.shown, trace.page_tokens * ID_BYTES
+        for page, digest in enumerate(trace.chain[1:]):
+            content = ids[page * size : (page + 1) * size]
+            if page in shown:
+                content += shown[page]
+            for node in path[-1].children.get(digest, ()):
+                if node.content == content:
+                    path.append(node)
+                    break
+            else:
                 break
-            node = self._find(node, trace.chain[node.pages + 1], trace.content(node.pages))
         return path
 
     def root(self, trace: Trace) -> Node:
@@ -94,7 +103,10 @@ class PrefixTree:
             yield node
 
     def _find(self, node: Node, digest: bytes, content: bytes) -> Node | None:
-        return next((child for child in node.children.get(digest, ()) if child.content == content), None)
+        for child in node.children.get(digest, ()):
+            if child.content == content:
+                return child
+        return None
 
     def _enter(self, node: Node, digest: bytes, content: bytes) -> Node:
         child = self._find(node, digest, content)

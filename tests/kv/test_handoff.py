@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from dsuf.errors import CheckpointError
+from dsuf.kv import giver, keeper, loader
 from dsuf.kv.giver import LocalGiver
 from dsuf.kv.handoff import Offer, Piece, check_offer
 from dsuf.kv.sessions import Restored
@@ -147,6 +148,19 @@ async def test_chunks_are_taken_while_prefill_goes_on(replay: int) -> None:
     assert here[-1] >= 64, here
     assert here == sorted(here)
     assert all(done <= computed for done, computed in zip(here, pair.computed, strict=True))
+    await pair.close()
+
+
+@MODES
+async def test_long_prompts_are_taken_in_slices(monkeypatch: pytest.MonkeyPatch, replay: int) -> None:
+    for module in (keeper, loader, giver):
+        monkeypatch.setattr(module, "SLICE", 3)
+    pair = Pair(replay_tokens=replay)
+    await pair.far.run(make_turn("a", ids(130)), chunk=130)
+    restored, _ = await pair.run(make_turn("b", ids(130)))
+    assert restored == Restored(start=129, peer_tokens=129)
+    assert pair.giver.calls["read"] == 6
+    assert pair.near.arena.counters()["entries"] == 2
     await pair.close()
 
 

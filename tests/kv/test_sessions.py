@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from dsuf.errors import CheckpointError, ContextTooLong, EngineFailed
+from dsuf.kv import keeper, loader
 from dsuf.kv.sessions import Restored
 from dsuf.types import Turn
 from tests.kv.rig import Done, Rig, check_books, ids
@@ -381,6 +382,36 @@ async def test_flush_drops_everything(replay: int) -> None:
     assert await rig.compute(turn, restored.start) == rig.engine.cold_tokens(turn)
     await rig.end(turn)
     await rig.settle()
+    await rig.close()
+
+
+@MODES
+async def test_long_prompts_are_copied_in_slices(monkeypatch: pytest.MonkeyPatch, replay: int) -> None:
+    """Neither a copy out nor one in keeps the engine for long; what is kept is one commit point."""
+    for module in (keeper, loader):
+        monkeypatch.setattr(module, "SLICE", 3)
+    rig, sizes = Rig(replay_tokens=replay), list[int]()
+    read, write = rig.engine.read_pages, rig.engine.write_pages
+    rig.engine.read_pages = lambda pages, into: (sizes.append(len(pages)), read(pages, into))[1]  # type: ignore
+    rig.engine.write_pages = lambda pages, rows: (sizes.append(len(pages)), write(pages, rows))[1]  # type: ignore
+    first = await run(rig, "a", ids(130), chunk=130)
+    assert rig.arena.counters()["entries"] == 2, "the ends of the prompt and of the turn"
+    assert sum(sizes) == 17 + 2, "sixteen whole pages once, a begun one for each"
+    rig.sessions.pool.forget_all()
+    done = await run(rig, "b", (*first.conversation, 1))
+    assert done.restored == Restored(start=137, host_tokens=137)
+    assert max(sizes) <= 4, "three, and a begun one"
+    await rig.close()
+
+
+async def test_what_has_no_room_as_a_whole_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "SLICE", 2)
+    rig = Rig(blocks=12)
+    await run(rig, "a", ids(40))
+    entries = rig.arena.counters()["entries"]
+    await run(rig, "b", ids(130)[::-1], chunk=130)
+    assert rig.count('commits_total{result="refused"}') == 2
+    assert rig.arena.counters()["entries"] == entries
     await rig.close()
 
 

@@ -17,20 +17,20 @@ from dsuf.sched.cost import Cost, Shape
 from dsuf.sched.fairness import Share, Standing, may_add_chunk, may_add_row, open_share, settle
 from dsuf.types import PrefillRange, StepPlan
 
-HEADROOM = 0.8
-"""Part of the gap bound that a step is planned for; the rest is for what the cost model does not see."""
-FREE_RIDE = 0.1
+FREE_RIDE = 0.05
 """Rows that lengthen a step by no more than this part ride along, whatever is owed."""
 _EVEN = 16  # chunks are multiples of this, for the kernels' tiles
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a plan: prompt tokens a chunk at most, and at least where streams wait, the gap bound, drafts a row."""
+    """Bounds of a plan: prompt tokens a chunk at most, and at least where streams wait, the gap bound, drafts a row,
+    and tokens that the end of a prompt replays."""
 
     chunk_tokens: int = 256
     least_tokens: int = 16
     gap_s: float = 0.5
     drafts: int = 0
+    replay_tokens: int = 0
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +90,7 @@ class _Step:
 
     def __init__(self, state: State, cost: Cost, rules: Rules) -> None:
         self.state, self.cost, self.rules = state, cost, rules
+        self.bound_s = rules.gap_s / cost.excess  # the rest is for what the cost model does not see
         tenants = dict.fromkeys((*(row.tenant for row in state.rows), *(turn.tenant for turn in state.prompts)))
         self.waiting: dict[str, list[Row]] = {tenant: [] for tenant in tenants}  # longest wait last
         for row in sorted(state.rows, key=lambda row: row.wait_s):
@@ -116,7 +117,12 @@ class _Step:
         """The shape of the step as it is, or with more rows."""
         rows = len(self.taken) + more_rows
         ends = self.chunk is not None and self.chunk.done + self.tokens == self.chunk.length
-        return Shape(rows=rows, drafts=self.rules.drafts if rows else 0, tokens=self.tokens, endings=int(ends))
+        replayed = self.replayed(self.chunk) if self.chunk is not None and ends else 0
+        return Shape(rows=rows, drafts=self.rules.drafts if rows else 0, tokens=self.tokens, replayed=replayed)
+
+    def replayed(self, turn: Prefilling) -> int:
+        """Tokens that the end of the prompt of `turn` replays."""
+        return min(turn.length, self.rules.replay_tokens)
 
     def take_row(self, tenant: str) -> None:
         """Put in the row of `tenant` that has waited longest."""
@@ -125,15 +131,16 @@ class _Step:
 
     def take_overdue(self) -> None:
         """Put in rows that would otherwise wait longer than the bound, of tenants that could keep it alone."""
-        bound_s = self.rules.gap_s * HEADROOM
         for tenant, rows in self.waiting.items():
             alone_s = self.shares[tenant].alone_s
-            while rows and not self.is_crowded(tenant) and rows[-1].wait_s + self.expected_s(1) + alone_s > bound_s:
+            while (
+                rows and not self.is_crowded(tenant) and rows[-1].wait_s + self.expected_s(1) + alone_s > self.bound_s
+            ):
                 self.take_row(tenant)
 
     def is_crowded(self, tenant: str) -> bool:
         """Whether the rows of `tenant` are too many for its share to keep the bound."""
-        return len(self.shares) * self.shares[tenant].alone_s > self.rules.gap_s * HEADROOM
+        return len(self.shares) * self.shares[tenant].alone_s > self.bound_s
 
     def is_due(self, tenant: str) -> bool:
         """Whether the tenant has prompts, and its rows have all had a token since its last chunk."""
@@ -158,9 +165,9 @@ class _Step:
 
     def chunk_s(self, tenant: str) -> float:
         """What the chunk counts for; a tenant without rows would have a step for it alone."""
-        ends = self.shape().endings
+        replayed = self.shape().replayed
         base_s = 0.0 if self.shares[tenant].rows else self.cost.step_s
-        return base_s + self.cost.token_s * self.tokens + self.cost.ending_s * ends
+        return base_s + self.cost.token_s * self.tokens + self.cost.replay_s * replayed
 
     def fit_tokens(self, turn: Prefilling, more_rows: int = 0) -> int:
         """Tokens of the prompt of `turn` that fit a step of the present rows, and `more_rows`, under the bound."""
@@ -172,18 +179,19 @@ class _Step:
         rows_s = self.cost.predict_s(Shape(rows=rows, drafts=self.rules.drafts if rows else 0))
         room_s = self.room_s() - rows_s
         fits = int(max(0.0, min(limit, room_s / self.cost.token_s)))
-        if fits < limit or (fits == rest and self.cost.token_s * rest + self.cost.ending_s > room_s):
+        if fits < limit or (
+            fits == rest and self.cost.token_s * rest + self.cost.replay_s * self.replayed(turn) > room_s
+        ):
             fits = min(limit, max(min(fits, rest - 1) // _EVEN * _EVEN, self.rules.least_tokens))
         return fits
 
     def room_s(self) -> float:
         """How long the step may take: each row in it gets its token at its end, the others one step later."""
-        bound_s = self.rules.gap_s * HEADROOM
         waits_s = [row.wait_s for row in self.state.rows if row.turn in self.taken]
         for tenant, rows in self.waiting.items():
             if rows and not self.is_crowded(tenant):
                 waits_s.append(rows[-1].wait_s + self.shares[tenant].alone_s)
-        return bound_s - max(waits_s, default=0.0)
+        return self.bound_s - max(waits_s, default=0.0)
 
     def take_rows(self) -> None:
         """Put in all rows if that costs nearly nothing or is fair to everyone, else row by row what is."""

@@ -69,7 +69,12 @@ class Scheduler:
         self._tickets: dict[str, TurnTicket] = {}  # every turn whose reader has not come to its end
         self._places = Places(engine, sessions, limits.chunk_tokens, self._poke)
         self._flight = Flight(engine, self._poke)
-        self._planner = Planner(Rules(chunk_tokens=limits.chunk_tokens, gap_s=limits.gap_s, drafts=limits.drafts))
+        self._planner = Planner(
+            Rules(
+                chunk_tokens=limits.chunk_tokens, gap_s=limits.gap_s, drafts=limits.drafts,
+                replay_tokens=engine.layout.replay_tokens,
+            )
+        )  # fmt: skip
         self._admission = Admission(self._queue, self._tickets, self._places, sessions, metrics, self._fail)
         self._refusal: Unavailable | None = None
         self._failing_steps = 0

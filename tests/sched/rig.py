@@ -69,6 +69,7 @@ async def serving(engine: Any, **limits: Any) -> AsyncIterator[Scheduler]:
     finally:
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
+        await scheduler._sessions.close()
 
 
 async def read(ticket: Ticket) -> list[StepResult]:

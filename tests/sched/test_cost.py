@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsuf.sched.cost import Cost, CostFit, Shape, solve
+from dsuf.sched.cost import LEAST_EXCESS, Cost, CostFit, Shape, solve
 
-CPU = Cost(step_s=0.002, row_s=0.015, draft_s=0.001, token_s=0.0005, ending_s=0.03)
+CPU = Cost(step_s=0.002, row_s=0.015, draft_s=0.001, token_s=0.0005, replay_s=0.0003)
 shapes = st.builds(
-    Shape, rows=st.integers(0, 64), drafts=st.integers(0, 5), tokens=st.integers(0, 8192), endings=st.integers(0, 1)
+    Shape, rows=st.integers(0, 64), drafts=st.integers(0, 5), tokens=st.integers(0, 8192), replayed=st.integers(0, 128)
 )
 
 
@@ -19,12 +19,14 @@ def draw_shape(chance: random.Random) -> Shape:
     """A step as they come."""
     tokens = chance.choice([0, 0, 0, 100, 256])
     rows = chance.randint(0 if tokens else 1, 8)
-    return Shape(rows=rows, drafts=chance.choice([0, 5]), tokens=tokens, endings=int(tokens == 100))
+    return Shape(
+        rows=rows, drafts=chance.choice([0, 5]), tokens=tokens, replayed=chance.randint(50, 100) if tokens == 100 else 0
+    )
 
 
 def test_without_steps_nothing_costs_anything() -> None:
     assert CostFit().cost == Cost()
-    assert Cost().predict_s(Shape(rows=5, drafts=3, tokens=100, endings=1)) == 0
+    assert Cost().predict_s(Shape(rows=5, drafts=3, tokens=100, replayed=9)) == 0
 
 
 def test_the_terms_are_found() -> None:
@@ -49,11 +51,51 @@ def test_noise_and_pauses_move_it_little() -> None:
 def test_a_machine_that_slows_down_is_followed_within_a_few_steps() -> None:
     fit, chance = CostFit(), random.Random(3)
     probe = Shape(rows=3, tokens=256)
-    for factor, steps, off in ((1.0, 300, 0.05), (5.0, 25, 0.25), (5.0, 400, 0.1), (1.0, 40, 0.25)):
+    for factor, steps, off in ((1.0, 400, 0.05), (4.0, 40, 0.25), (4.0, 400, 0.1), (1.0, 60, 0.25)):
         for _ in range(steps):
             shape = draw_shape(chance)
             fit.observe(shape, factor * CPU.predict_s(shape))
         assert fit.cost.predict_s(probe) == pytest.approx(factor * CPU.predict_s(probe), rel=off), (factor, steps)
+
+
+def test_what_was_learnt_at_one_pace_holds_at_another() -> None:
+    """Single rows were only seen on a slow machine, crowds only on a fast one."""
+    fit = CostFit()
+    for rows, factor in ((11, 3.0), (1, 3.0), (11, 3.0), (11, 1.0)):
+        for _ in range(40):
+            fit.observe(Shape(rows=rows), factor * CPU.predict_s(Shape(rows=rows)))
+    for rows in (1, 6, 11):
+        assert fit.cost.predict_s(Shape(rows=rows)) == pytest.approx(CPU.predict_s(Shape(rows=rows)), rel=0.2)
+
+
+def test_the_excess_is_what_chunks_go_over_their_expectation_by() -> None:
+    fit, chance = CostFit(), random.Random(5)
+    for factors, expected in (((1.0, 1.0), LEAST_EXCESS), ((0.6, 1.6), 1.6)):
+        for step in range(200):
+            pause = 40 if step in (150, 160) else 1
+            shape = Shape(rows=2, tokens=256)
+            fit.observe(shape, CPU.predict_s(shape) * chance.uniform(*factors) * pause)
+        assert fit.cost.excess == pytest.approx(expected, rel=0.15), factors
+
+
+def test_steps_of_one_kind_are_followed_within_a_dozen() -> None:
+    fit = CostFit()
+    for factor in (1.0, 5.0, 0.5):
+        for _ in range(40):
+            fit.observe(Shape(rows=2, tokens=256), factor * CPU.predict_s(Shape(rows=2, tokens=256)))
+        expected = factor * CPU.predict_s(Shape(rows=2, tokens=256))
+        assert fit.cost.predict_s(Shape(rows=2, tokens=256)) == pytest.approx(expected, rel=0.1)
+
+
+def test_rows_are_told_from_steps_as_soon_as_their_number_changes() -> None:
+    fit = CostFit()
+    for rows in (1, 11):
+        for _ in range(30):
+            fit.observe(Shape(rows=rows), CPU.predict_s(Shape(rows=rows)))
+    for _ in range(2000):
+        fit.observe(Shape(rows=11), CPU.predict_s(Shape(rows=11)))
+    assert fit.cost.row_s == pytest.approx(CPU.row_s, rel=0.05)
+    assert fit.cost.predict_s(Shape(rows=1)) == pytest.approx(CPU.predict_s(Shape(rows=1)), rel=0.05)
 
 
 def test_an_hour_of_decoding_does_not_wipe_out_what_prefill_costs() -> None:

@@ -9,20 +9,21 @@ from hypothesis import strategies as st
 
 from dsuf.sched.cost import Cost, Shape
 from dsuf.sched.fairness import Standing
-from dsuf.sched.policy import HEADROOM, Prefilling, Row, Rules, State, choose_prefill, choose_step
+from dsuf.sched.policy import Prefilling, Row, Rules, State, choose_prefill, choose_step
 from dsuf.types import PrefillRange, StepPlan
 
-CPU = Cost(step_s=0.001, row_s=0.014, token_s=0.00053, ending_s=0.02)
-GPU = Cost(step_s=0.002, row_s=0.00005, token_s=5e-6, ending_s=0.0005)
+CPU = Cost(step_s=0.001, row_s=0.014, token_s=0.00053, replay_s=0.0004)
+GPU = Cost(step_s=0.002, row_s=0.00005, token_s=5e-6, replay_s=4e-6)
 FREE = Cost()
 
 costs = st.builds(
     Cost,
     step_s=st.floats(0, 0.05), row_s=st.floats(0, 0.05), draft_s=st.floats(0, 0.01), token_s=st.floats(0, 0.001),
-    ending_s=st.floats(0, 0.05),
+    replay_s=st.floats(0, 0.001),
 )  # fmt: skip
 rules = st.builds(
-    Rules, chunk_tokens=st.integers(1, 300), gap_s=st.floats(0.05, 1), drafts=st.integers(0, 5)
+    Rules, chunk_tokens=st.integers(1, 300), gap_s=st.floats(0.05, 1), drafts=st.integers(0, 5),
+    replay_tokens=st.sampled_from([0, 16]),
 )  # fmt: skip
 tenants = st.sampled_from("abc")
 
@@ -155,8 +156,8 @@ def test_a_chunk_never_pushes_a_step_over_the_bound_unless_it_is_the_least_one(
     tokens = choice.shape.tokens
     if state.rows and tokens > rules.least_tokens and cost.token_s:
         waits = [row.wait_s for row in state.rows if row.turn in choice.plan.decode]
-        room_s = rules.gap_s * HEADROOM - max(waits, default=0.0)
-        assert cost.predict_s(msgspec.structs.replace(choice.shape, endings=0)) <= room_s + 1e-9
+        room_s = rules.gap_s / cost.excess - max(waits, default=0.0)
+        assert cost.predict_s(msgspec.structs.replace(choice.shape, replayed=0)) <= room_s + 1e-9
 
 
 @settings(deadline=None)
@@ -201,7 +202,7 @@ def test_the_smaller_of_two_tenants_keeps_half_of_its_rate(crowd: int) -> None:
     sim = Simulation(CPU, Rules(), {"small": (1, 0, 0), "large": (crowd, 0, 0)}).run(60)
     assert sim.share("small") >= 0.45
     assert sim.share("large") >= 0.4
-    if 2 * CPU.predict_s(Shape(rows=crowd)) < HEADROOM * 0.5:
+    if 2 * CPU.predict_s(Shape(rows=crowd)) < 0.4:
         assert sim.gap_s() <= 0.5, "no row of the crowd waits longer than the bound"
 
 

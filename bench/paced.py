@@ -82,6 +82,7 @@ class Pace:
             await self.wait()
         else:
             await asyncio.sleep(0)
+            self.woke_s.append(time.monotonic())
 
 
 class StampedEngine:
@@ -104,15 +105,14 @@ class StampedEngine:
 
     def step(self, plan: StepPlan) -> Coroutine[Any, Any, list[StepResult]]:
         """One step, which is in the engine's queue when this returns."""
-        return self._stamp(plan, self._inner.step(plan))
+        return self._stamp(self._inner.step(plan))
 
-    async def _stamp(self, plan: StepPlan, step: Awaitable[list[StepResult]]) -> list[StepResult]:
+    async def _stamp(self, step: Awaitable[list[StepResult]]) -> list[StepResult]:
         results = await step
-        if plan.decode and self._pace.woke_s:  # where all turns had ended already the step took no time
-            now_s = self._pace.woke_s.popleft()
-            for result in results:
-                if result.ids:
-                    self._stamps.add(self._names[result.turn], now_s)
+        now_s = self._pace.woke_s.popleft()
+        for result in results:
+            if result.ids:
+                self._stamps.add(self._names[result.turn], now_s)
         return results
 
 

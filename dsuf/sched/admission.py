@@ -107,7 +107,7 @@ class Admission:
         self._queue.take(turn)
         if first:
             self._metrics.observe_queue(held.attached_s - ticket.submitted_s)
-        task = asyncio.create_task(self._places.fill(held))
+        task = self._places.fill(held)
         self._filling.add(task)
         task.add_done_callback(self._filling.discard)
 

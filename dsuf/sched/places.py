@@ -4,6 +4,7 @@ A turn leaves in two moves: from the first on no step names it, and what it leav
 the steps that still name it are done, it is detached and its pages are released.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 
@@ -69,14 +70,18 @@ class Places:
         ticket.begin(held.attached_s)
         return held
 
-    async def fill(self, held: Held) -> None:
+    def fill(self, held: Held) -> asyncio.Task[None]:
         """Let the turn take over what is kept of its prompt; then it may be in steps, or leaves as unusable."""
-        held.filling = True
+        held.filling = True  # also before the task begins: the turn can end at once
+        task = asyncio.create_task(self._fill(held))
+        task.add_done_callback(lambda _: self._end_filling(held))
+        return task
+
+    async def _fill(self, held: Held) -> None:
         try:
             restored = await self._sessions.restore(held.turn)
         finally:
-            held.filling = False
-            self._on_change()
+            self._end_filling(held)
         if restored is None:
             held.leaving = held.leaving or "unusable"
             return
@@ -89,6 +94,12 @@ class Places:
             )
         )
         held.ready = True
+
+    def _end_filling(self, held: Held) -> None:
+        """Nothing is copied for the turn any more."""
+        if held.filling:
+            held.filling = False
+            self._on_change()
 
     def count_own_pages(self, held: Held) -> int:
         """Pages that nobody else holds: what comes free when the turn leaves."""

@@ -55,8 +55,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         line = self._lines.setdefault(executor, deque()) if executor is not None else deque()
         line.append((done, func, args))
         if len(line) == 1:
-            self.call_later(self._delay_s(), self._work, line)
+            self._begin(line)
         return done
+
+    def _begin(self, line: deque[tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]]) -> None:
+        """The first call of a line begins; one that says so takes its own `seconds`."""
+        seconds = getattr(line[0][1], "seconds", 0.0)
+        self.call_later(seconds or self._delay_s(), self._work, line)
 
     def _work(self, line: deque[tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]]) -> None:
         """Run the first call of a line; nobody needs to wait for it any more."""
@@ -70,7 +75,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             if not done.cancelled():
                 done.set_result(result)
         if line:
-            self.call_later(self._delay_s(), self._work, line)
+            self._begin(line)
 
     def _pass(self, seconds: float | None) -> None:
         self.turns += 1
@@ -109,7 +114,7 @@ def run_virtually(main: Callable[[], Any], delay_s: Callable[[], float] = lambda
         assert isinstance(loop, VirtualLoop)
         with virtual_time(loop):
             result = runner.run(_bounded(main, limit_s))
-    assert loop.complaints == []
+    assert not loop.complaints, loop.complaints
     return result
 
 

@@ -7,7 +7,8 @@ those of a cold run; nobody reads or writes foreign rows; the sources of a promp
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from dsuf.errors import ContextTooLong, DeadlineExceeded, EngineFailed, QueueFull, RequestError, Unavailable
 from dsuf.kv.arena import Arena
@@ -75,19 +76,38 @@ class World:
         setting = schedule.setting
         self.schedule, self.rng = schedule, random.Random(schedule.seed)
         self.ends: Counter[str] = Counter()
-        self.engine = WatchedEngine(schedule)
+        self.engine: Any = self.make_engine()
         size = self.engine.layout.page_bytes
-        self.arena = Arena(Blocks(size, memoryview(bytearray(size * setting.blocks))))
+        self.arena = Arena(Blocks(size, memoryview(bytearray(size * self.blocks))))
         self.sessions = Sessions(self.engine, self.arena, _METRICS, deadline_s=CACHE_DEADLINE_S)
         limits = Limits(
             queue_limit=setting.queue_limit, chunk_tokens=setting.chunk_tokens, drafts=setting.drafts, gap_s=0.02,
             step_deadline_s=STEP_DEADLINE_S, probe_s=0.3, failing_steps=2,
         )  # fmt: skip
         self.scheduler = Scheduler(self.engine, limits, _METRICS, self.sessions)
-        self.engine.before, self.engine.step_s = self._before, _step_s
+        self.engine.before = self._before
         self._calls: Counter[str] = Counter()
         self._faults: dict[tuple[str, int], Fault] = {(fault.call, fault.nth): fault for fault in schedule.faults}
         self._live = True
+
+    def make_engine(self) -> Any:
+        """The engine of the schedule."""
+        engine = WatchedEngine(self.schedule)
+        engine.step_s = _step_s
+        return engine
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the arena."""
+        return self.schedule.setting.blocks
+
+    def cold_tokens(self, turn: Turn) -> list[int]:
+        """What `turn` must give."""
+        tokens: list[int] = self.engine.cold_tokens(turn)
+        return tokens
+
+    def check_gone(self) -> None:
+        """What the engine kept of turns that left it is right too."""
 
     async def play(self) -> Counter[str]:
         """Let everything happen, then see that nothing is left; raises `AssertionError`."""
@@ -108,9 +128,9 @@ class World:
     async def _live_through(self, client: Client) -> None:
         """The turns of a client, one after another."""
         await asyncio.sleep(client.at_s)
-        said: list[int] = [client.stem * 300 + 1 + i for i in range(STEM_TOKENS)]
+        said: list[int] = [client.stem * 200 + 3 + i for i in range(STEM_TOKENS)]
         for number, visit in enumerate(client.visits):
-            own = [700 + (7 * client.number + 3 * number + i) % 290 for i in range(visit.own_tokens)]
+            own = [410 + (7 * client.number + 3 * number + i) % 90 for i in range(visit.own_tokens)]
             prompt = [*said[: visit.kept_tokens], *own] if not number else [*said, *own]
             turn = make_turn(
                 f"{client.number}-{number}", prompt, max_tokens=visit.max_tokens, salt=client.salt,
@@ -147,7 +167,7 @@ class World:
     def _check(self, turn: Turn, visit: Visit, ticket: TurnTicket, results: list[StepResult]) -> list[int]:
         """See that what `turn` gave is right; its tokens."""
         tokens = [token for result in results for token in result.ids]
-        expected = self.engine.cold_tokens(turn)
+        expected = self.cold_tokens(turn)
         assert tokens == expected[: len(tokens)], f"{turn.id}: {tokens} instead of {expected}"
         whole = bool(results) and results[-1].finish is not None
         leaves = visit.leaves_after_results is not None or visit.leaves_after_s is not None
@@ -226,10 +246,10 @@ class World:
         self.ends[f"{fault.kind} {call}"] += 1
         if fault.kind == "slow":
             return fault.seconds
-        if call != "step":
-            raise OSError("a fault")
-        self.engine.fails = True
-        return 0.0
+        if call == "step" and isinstance(self.engine, WatchedEngine):
+            self.engine.fails = True
+            return 0.0
+        raise OSError("a fault")
 
     def look(self) -> None:
         """Nothing is wrong at this moment."""
@@ -249,6 +269,7 @@ class World:
             await asyncio.sleep(0.005)
         assert self.scheduler.counters() == IDLE and not any(in_use.values()), (self.scheduler.counters(), in_use)
         self.look()
+        self.check_gone()
         assert set(self.engine.counters().values()) == {0}
 
     async def _close(self) -> None:
@@ -269,23 +290,25 @@ def _step_s(plan: StepPlan) -> float:
     return 0.001 + 0.0005 * len(plan.decode) + 0.0001 * sum(part.stop - part.start for part in plan.prefill)
 
 
-def play(schedule: Schedule) -> Counter[str]:
+def play(schedule: Schedule, make_world: Callable[[Schedule], World] = World) -> Counter[str]:
     """Play `schedule` in virtual time; raises `AssertionError`, `Stuck` or what else went wrong."""
     rng = random.Random(schedule.seed + 1)
     unsteady_s = schedule.setting.unsteady_s
 
     async def main() -> Counter[str]:
-        return await World(schedule).play()
+        return await make_world(schedule).play()
 
     ends = run_virtually(main, lambda: rng.random() * unsteady_s)
     assert isinstance(ends, Counter)
     return ends
 
 
-def find_fault(schedule: Schedule, total: Counter[str] | None = None) -> str | None:
+def find_fault(
+    schedule: Schedule, total: Counter[str] | None = None, make_world: Callable[[Schedule], World] = World
+) -> str | None:
     """How `schedule` goes wrong; None where it does not. What occurred is added to `total`."""
     try:
-        ends = play(schedule)
+        ends = play(schedule, make_world)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     if total is not None:

@@ -1,0 +1,49 @@
+"""Random schedules on the reference engine in exact mode: tokens and cache bytes of lone cold runs."""
+
+import time
+from collections import Counter
+from functools import partial
+
+import pytest
+
+from tests.turns.reference import Oracle, ReferenceWorld, make_greedy
+from tests.turns.schedule import draw
+from tests.turns.shrink import shrink
+from tests.turns.test_schedules import quiet  # noqa: F401 - a fixture
+from tests.turns.world import find_fault
+
+SHORT = 6
+FULL = 200
+BLOCK = 20
+
+
+def check(oracle: Oracle, seeds: range) -> Counter[str]:
+    """Play the schedules of `seeds`; what occurred in all of them. Fails with the smallest form of a wrong one."""
+    total: Counter[str] = Counter()
+    make_world = partial(ReferenceWorld, oracle=oracle)
+    for seed in seeds:
+        schedule = make_greedy(draw(seed))
+        fault = find_fault(schedule, total, make_world)
+        if fault is not None:
+            small = shrink(schedule, lambda other: find_fault(other, None, make_world) is not None, trials=30)
+            pytest.fail(f"seed {seed}: {fault}\nas small as it gets: {small}")
+    return total
+
+
+def test_schedules(oracle: Oracle) -> None:
+    started_s = time.monotonic()
+    total = check(oracle, range(SHORT))
+    print(f"{SHORT} schedules in {time.monotonic() - started_s:.1f} s: {dict(total)}")
+    assert total["compared"] > total["whole"] > 0 < total["device"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("start", range(SHORT, FULL + SHORT, BLOCK))
+def test_many_schedules(oracle: Oracle, start: int, capsys: pytest.CaptureFixture[str]) -> None:
+    started_s = time.monotonic()
+    total = check(oracle, range(start, start + BLOCK))
+    with capsys.disabled():
+        print(
+            f"\n{BLOCK} schedules from {start}: {time.monotonic() - started_s:.1f} s, {total['compared']} caches compared"
+        )
+    assert total["device"] and total["host"]

@@ -105,6 +105,8 @@ class Turns:
 async def measure_parts(engine: ReferenceEngine, ids: list[int]) -> list[Row]:
     """A cold prompt; the next turn from the device; then from the host; then one that shares half of it."""
     turns = Turns(engine)
+    await turns.run("warm-up", ids[::-1][:100])
+    turns.rows.clear()
     await turns.run("cold", ids)
     turns.time("cold", ids)
     await turns.run("next turn, pages on the device", [*ids, 5, 6, 7])

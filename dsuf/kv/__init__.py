@@ -15,7 +15,8 @@ Imports `types`, `errors` and `observe`; the engine comes in as the protocol of 
 - *A prompt's beginning* comes from where the least is left to compute: a commit point, or, where the engine replays,
   all whole pages that are known but for one window. Page by page the device comes before the host. Positions are reused
   in whole pages, or up to a commit point and the few last positions that its state can spare. At least one token of the
-  prompt is computed.
+  prompt is computed. Behind a replayed window rows are close to those of a cold run, not equal; of two such copies of a
+  page the first one is kept. In exact mode all copies are equal.
 - *A hash finds, contents decide.* Pages are in a tree by what they hold under what stands before them; fingerprint,
   salt and page size are its roots. Digests only lead to a node, whose tokens and pictures are compared.
 - *Write, then publish.* Blocks are filled where nobody sees them. A copy has a checksum a page and one for its state,

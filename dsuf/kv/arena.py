@@ -217,7 +217,7 @@ class Arena:
             "bytes": (self.blocks.count - self.blocks.free) * self.blocks.block_bytes,
             "leases": len(self._leases),
             "filling": len(self._fillings),
-            "dying": sum(point.state == "dying" for point in self._points),
+            "dying": len({lease.point for lease in self._leases if lease.point and lease.point.state == "dying"}),
         }
 
     def _abandon(self, filling: Filling) -> None:

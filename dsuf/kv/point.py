@@ -73,7 +73,12 @@ class PointHead(msgspec.Struct, frozen=True, kw_only=True):
     repeats: bool = False
 
     def common(self, trace: Trace) -> int:
-        """How many first positions `trace` shares, which has the first `anchor_tokens` in common."""
+        """How many first positions `trace` shares, which has the first `anchor_tokens` in common; or just those where
+        what it shares is too little to be of use."""
+        needed = self.length - max(self.spare, self.repeats) - self.anchor_tokens
+        # Thousands of commit points may hang on a common beginning, and nearly all of them end here.
+        if needed > 0 and not trace.ids.startswith(self.ids[: needed * ID_BYTES], self.anchor_tokens * ID_BYTES):
+            return self.anchor_tokens
         return common_after(self.anchor_tokens, self.ids, self.spans, trace)
 
 

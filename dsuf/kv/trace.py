@@ -12,6 +12,7 @@ import numpy as np
 from dsuf.types import CacheLayout, Prompt, Span
 
 ID_BYTES = 8
+_PIECE_TOKENS = 16_384
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +41,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trace_prompt(layout: CacheLayout, prompt: Prompt) -> Trace:
-    """The trace of a prompt."""
-    return make_trace(layout, prompt.salt, np.array(prompt.ids, "<i8").tobytes(), prompt.spans)
+    """The trace of a prompt. Its ids are converted piece by piece, since all other threads stand still meanwhile."""
+    starts = range(0, len(prompt.ids), _PIECE_TOKENS)
+    ids = b"".join(np.array(prompt.ids[start : start + _PIECE_TOKENS], "<i8").tobytes() for start in starts)
+    return make_trace(layout, prompt.salt, ids, prompt.spans)
 
 
 def make_trace(layout: CacheLayout, salt: str, ids: bytes, spans: Iterable[Span]) -> Trace:

@@ -108,6 +108,18 @@ def test_sharing_makes_an_entry_worth_more_and_being_left_alone_less() -> None:
     assert [point.state for point in (first, third)] == ["absent", "ready"]
 
 
+def test_the_order_does_not_grow_with_uses() -> None:
+    arena = make_small_arena(9)
+    points = [put(arena, [n] * 10) for n in range(3)]
+    for _ in range(1000):
+        for point in points:
+            assert point is not None
+            arena.credit(point)
+    assert len(arena._ranking._heap) < 100
+    put(arena, [3] * 10)
+    assert kept(arena) == [1, 2, 3]
+
+
 def test_nothing_goes_for_what_cannot_fit() -> None:
     arena = make_small_arena(6)
     first, second = put(arena, [0] * 10), put(arena, [1] * 10)

@@ -10,8 +10,8 @@ from dsuf.kv.arena import Arena
 from dsuf.kv.attach import Place, choose, usable_tokens
 from dsuf.kv.commit import is_due
 from dsuf.kv.prefix import PrefixTree
-from dsuf.kv.trace import common_tokens, follow_trace
-from dsuf.types import CacheLayout, Span
+from dsuf.kv.trace import common_tokens, follow_trace, trace_prompt
+from dsuf.types import CacheLayout, Prompt, Span
 from tests.kv.rig import LAYOUT, make_prompt_trace, make_small_arena, put
 
 IDS = tuple(range(1000, 1300))
@@ -191,6 +191,13 @@ def test_a_trace_that_goes_on_is_as_made_at_once(first: list[int], then: list[in
     same = [a == b for a, b in zip(first, whole, strict=False)]
     starts = [span.start for span in set(begun.spans) ^ set(made.spans)]
     assert common == min([same.index(False) if False in same else len(same), *starts])
+
+
+def test_a_long_prompt_is_converted_in_pieces() -> None:
+    ids = tuple(range(40_000))
+    made = trace_prompt(LAYOUT, Prompt(ids=ids, spans=(PICTURE,), salt="x"))
+    assert made == make_prompt_trace(ids, spans=(PICTURE,), salt="x")
+    assert made.length == 40_000
 
 
 @pytest.mark.parametrize("length", [15, 16, 17])

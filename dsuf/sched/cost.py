@@ -17,6 +17,8 @@ FADE = 0.998
 PACE = 0.2
 """How fast the model follows a machine that slows down or recovers as a whole."""
 LEAST_EXCESS = 1.25
+LEAP = 4
+"""Beside streams no chunk is more than so many times as long as the longest one that was measured."""
 OUTLIER = 3.0
 """A step that takes more than so many times what its kind did counts as that: one pause must not shrink every chunk."""
 _TRUSTED_STEPS = 3
@@ -43,7 +45,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds a step, and for each of its parts; none is negative. All zero: nothing is known yet.
 
-    `excess` is by what factor a step with a chunk may well exceed what is expected of it.
+    `excess` is by what factor a step with a chunk may well exceed what is expected of it, `known_tokens` the longest
+    chunk of which that can be said.
     """
 
     step_s: float = 0.0
@@ -52,6 +55,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     token_s: float = 0.0
     replay_s: float = 0.0
     excess: float = LEAST_EXCESS
+    known_tokens: int = 1 << 30
 
     def predict_s(self, shape: Shape) -> float:
         """Seconds that a step of this shape takes."""
@@ -95,8 +99,9 @@ class CostFit:
     """
 
     def __init__(self) -> None:
-        self.cost = Cost()
+        self.cost = Cost(known_tokens=0)
         self.steps = 0
+        self._longest_tokens = 0
         self._pace = 1.0
         self._terms = np.zeros(5)
         self._kinds: dict[_Kind, _Kept] = {}
@@ -113,13 +118,14 @@ class CostFit:
                 self._excesses.append(seconds / (expected_s * self._pace))
             self._pace += PACE * (seconds / expected_s - self._pace)
         self.steps += 1
+        self._longest_tokens = max(self._longest_tokens, shape.tokens)
         kept.add(row, seconds / self._pace, self.steps)
         if self.steps < _EAGER_STEPS or self.steps % _REFIT_STEPS == 0:
             self._fit()
         step_s, row_s, draft_s, block_s, replay_s = (self._terms * self._pace).tolist()
         self.cost = Cost(
             step_s=step_s, row_s=row_s, draft_s=draft_s, token_s=block_s / _TOKENS, replay_s=replay_s / _TOKENS,
-            excess=self._find_excess(),
+            excess=self._find_excess(), known_tokens=LEAP * self._longest_tokens,
         )  # fmt: skip
 
     def _fit(self) -> None:

@@ -8,6 +8,8 @@ from dsuf.sched.held import Held
 from dsuf.sched.policy import Choice, Row, Rules, State, choose_step
 from dsuf.types import StepPlan
 
+_SAMPLE_S = 0.02
+
 
 class Planner:
     """Plans steps under `rules`. Times are those of `time.monotonic`."""
@@ -19,6 +21,8 @@ class Planner:
         self._chunk_s: dict[str, float] = {}
         self._chunks = 0
         self._last: Choice | None = None
+        self._observed: Shape | None = None
+        self._observe_s = 0.0
 
     def plan(self, held: Iterable[Held], begins_s: float) -> Choice | None:
         """The step to launch now, which is expected to begin at `begins_s`; None if there is nothing to do."""
@@ -41,9 +45,10 @@ class Planner:
         self._note_chunks(choice, {turn.turn.id: turn.turn.tenant for turn in turns}, begins_s)
         return choice
 
-    def observe(self, shape: Shape, seconds: float) -> None:
-        """A step of `shape` took `seconds`."""
-        if shape.rows or shape.tokens:
+    def observe(self, shape: Shape, seconds: float, now_s: float) -> None:
+        """A step of `shape` took `seconds`. Of equal ones in quick succession a sample is enough."""
+        if (shape.rows or shape.tokens) and (shape != self._observed or now_s >= self._observe_s):
+            self._observed, self._observe_s = shape, now_s + _SAMPLE_S
             self.fit.observe(shape, seconds)
 
     def _plan_all(self, rows: list[Held]) -> Choice:

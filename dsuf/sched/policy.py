@@ -173,7 +173,10 @@ class _Step:
         """Tokens of the prompt of `turn` that fit a step of the present rows, and `more_rows`, under the bound."""
         rest = turn.length - turn.done
         limit = min(rest, self.rules.chunk_tokens)
-        if not self.state.rows or not self.cost.token_s:
+        if not self.state.rows:
+            return limit
+        limit = min(limit, max(self.cost.known_tokens, self.rules.least_tokens))
+        if not self.cost.token_s:
             return limit
         rows = len(self.taken) + more_rows
         rows_s = self.cost.predict_s(Shape(rows=rows, drafts=self.rules.drafts if rows else 0))

@@ -253,7 +253,7 @@ class Scheduler:
                 continue
             self._failing_steps = 0
             self._set_trouble(None)
-            self._planner.observe(step.choice.shape, seconds)
+            self._planner.observe(step.choice.shape, seconds, self.progressed_s)
             self._metrics.observe_step(seconds)
             self._deliver(results)
 

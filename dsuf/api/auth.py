@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from dsuf.errors import AuthenticationFailed
 
@@ -22,6 +22,14 @@ def authenticate(headers: Mapping[str, str], keys: Iterable[str]) -> str:
     if not any(matches):
         raise AuthenticationFailed("a valid API key is required (Authorization: Bearer, or x-api-key)")
     return hashlib.sha256(sent).hexdigest()[:_NAME_CHARACTERS]
+
+
+def authenticate_admin(headers: Mapping[str, str], admin_keys: Sequence[str], *, open_to_all: bool) -> None:
+    """Raise `AuthenticationFailed` unless the request carries an admin key, or there is none and none of any kind."""
+    if admin_keys:
+        authenticate(headers, admin_keys)
+    elif not open_to_all:
+        raise AuthenticationFailed("this needs an admin key, and the server has none")
 
 
 def make_salt(tenant: str, user: str) -> str:

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 from aiohttp import web
 
-from dsuf.api.auth import authenticate
+from dsuf.api.auth import authenticate, authenticate_admin
 from dsuf.api.dialect import Dialect
 from dsuf.api.exchange import CLIENT_LEFT, EXCHANGE, Exchange, choose_request_id
 from dsuf.api.failure import SERVER_NAME, error_response, internal_error, name_http_error
@@ -13,11 +14,12 @@ from dsuf.api.parts import Parts
 from dsuf.errors import RequestError
 from dsuf.observe.log import log_event
 
+Access = Literal["open", "key", "admin"]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def guard(
-    request: web.Request, handler: Handler, parts: Parts, *, endpoint: str, dialect: Dialect, needs_key: bool
+    request: web.Request, handler: Handler, parts: Parts, *, endpoint: str, dialect: Dialect, access: Access
 ) -> web.StreamResponse:
     """Run `handler` and see to it that the request ends in one response, one count and one log line.
 
@@ -27,7 +29,9 @@ async def guard(
     request[EXCHANGE] = exchange
     status = CLIENT_LEFT
     try:
-        if needs_key:
+        if access == "admin":
+            authenticate_admin(request.headers, parts.settings.admin_keys, open_to_all=not parts.settings.keys)
+        elif access == "key":
             exchange.tenant = authenticate(request.headers, parts.settings.keys)
         response = await _run(request, handler, dialect)
         status = response.status
@@ -40,7 +44,7 @@ async def guard(
         return error_response(dialect.protocol, error, exchange.request_id)
     finally:
         parts.metrics.count_response(endpoint, status)
-        probe = not needs_key and status < 400  # what asks every few seconds shall not fill the log
+        probe = access == "open" and status < 400  # what asks every few seconds shall not fill the log
         exchange.log(status, level="debug" if probe else "info")
 
 

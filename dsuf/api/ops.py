@@ -73,6 +73,11 @@ async def report_facts(_request: web.Request, parts: Parts) -> web.Response:
     )
 
 
+async def flush_cache(_request: web.Request, parts: Parts) -> web.Response:
+    """Drop what is kept for later turns; running turns keep what they have."""
+    return reply_json({"flushed": parts.status.flush_cache()})
+
+
 def _describe(name: str, parts: Parts) -> dict[str, Any]:
     """A model list entry, with the context under both names that clients look for."""
     context = parts.settings.context_tokens

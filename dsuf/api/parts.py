@@ -19,13 +19,15 @@ CONVERSIONS = 2
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits and switches of the HTTP layer.
 
-    `keys` empty means that no key is asked for. `context_tokens` is the served context; with `clamp_max_tokens` a
+    `keys` empty means that no key is asked for; `admin_keys` may drop the prefix cache, and where there are neither,
+    anybody may. `context_tokens` is the served context; with `clamp_max_tokens` a
     `max_tokens` beyond what the prompt leaves of it is lowered instead of refused. `write_timeout_s` bounds how long a
     client may refuse to read. `drain_retry_s` goes into `Retry-After` while draining.
     """
 
     context_tokens: int
     keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()
     body_limit_bytes: int = 64 << 20
     header_timeout_s: float = 30.0
     body_timeout_s: float = 30.0
@@ -60,6 +62,9 @@ class Status(Protocol):
 
     def facts(self) -> Mapping[str, object]:
         """Configuration for `/server_info`, free of secrets."""
+
+    def flush_cache(self) -> int:
+        """Drop the prefix cache as far as nobody uses it; how many commit points that were."""
 
 
 class Metrics(Protocol):

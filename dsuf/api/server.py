@@ -11,7 +11,7 @@ from aiohttp import HttpVersion11, web
 from dsuf.api import ops, tokens
 from dsuf.api.chat import CHAT
 from dsuf.api.dialect import Dialect
-from dsuf.api.guard import Handler, guard, stamp
+from dsuf.api.guard import Access, Handler, guard, stamp
 from dsuf.api.messages import MESSAGES
 from dsuf.api.parts import SETTINGS, Parts
 from dsuf.api.turn import answer
@@ -26,14 +26,14 @@ class Endpoint(Protocol):
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint under its canonical path. `needs_key` is off only for what probes and scrapers ask."""
+    """An endpoint under its canonical path. `access` is open to all only for what probes and scrapers ask."""
 
     path: str
     method: str
     endpoint: Endpoint
     aliases: tuple[str, ...] = ()
     dialect: Dialect = CHAT
-    needs_key: bool = True
+    access: Access = "key"
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -81,16 +81,17 @@ ROUTES = (
     Route(path="/v1/models", method="GET", endpoint=ops.list_models, aliases=("/models", "/anthropic/v1/models")),
     Route(path="/tokenize", method="POST", endpoint=tokens.tokenize, aliases=("/v1/tokenize",)),
     Route(path="/detokenize", method="POST", endpoint=tokens.detokenize, aliases=("/v1/detokenize",)),
-    Route(path="/health", method="GET", endpoint=ops.report_health, aliases=("/healthz", "/livez"), needs_key=False),
-    Route(path="/readyz", method="GET", endpoint=ops.report_readiness, aliases=("/ready",), needs_key=False),
-    Route(path="/metrics", method="GET", endpoint=ops.report_metrics, needs_key=False),
+    Route(path="/health", method="GET", endpoint=ops.report_health, aliases=("/healthz", "/livez"), access="open"),
+    Route(path="/readyz", method="GET", endpoint=ops.report_readiness, aliases=("/ready",), access="open"),
+    Route(path="/metrics", method="GET", endpoint=ops.report_metrics, access="open"),
     Route(path="/version", method="GET", endpoint=ops.report_version),
     Route(path="/server_info", method="GET", endpoint=ops.report_facts),
     Route(
         path="/flush_cache",
         method="POST",
-        endpoint=_not_yet("dropping the prefix cache"),
+        endpoint=ops.flush_cache,
         aliases=("/reset_prefix_cache",),
+        access="admin",
     ),
 )
 _BY_PATH = {path: route for route in ROUTES for path in (route.path, *route.aliases)}
@@ -109,7 +110,7 @@ def build_app(parts: Parts) -> web.Application:
         """Requests whose target is no path at all (`OPTIONS *`, a proxy's `CONNECT`) do not reach `_dispatch`."""
         if request.match_info.http_exception is None:
             return await handler(request)
-        return await guard(request, _refuse_path, parts, endpoint="other", dialect=CHAT, needs_key=True)
+        return await guard(request, _refuse_path, parts, endpoint="other", dialect=CHAT, access="key")
 
     app.middlewares.append(catch_unrouted)
     app.on_response_prepare.append(_stamp)
@@ -138,12 +139,12 @@ async def _dispatch(request: web.Request, parts: Parts) -> web.StreamResponse:
     route = find_route(request.path)
     if route is None:
         return await guard(
-            request, _refuse_path, parts, endpoint="other", dialect=_guess_dialect(request), needs_key=True
+            request, _refuse_path, parts, endpoint="other", dialect=_guess_dialect(request), access="key"
         )
     handler: Handler = partial(route.endpoint, parts=parts)
     if request.method not in route.methods:
         handler = partial(_refuse_method, route=route)
-    return await guard(request, handler, parts, endpoint=route.path, dialect=route.dialect, needs_key=route.needs_key)
+    return await guard(request, handler, parts, endpoint=route.path, dialect=route.dialect, access=route.access)
 
 
 async def _show_model(request: web.Request, parts: Parts, name: str) -> web.StreamResponse:

@@ -13,6 +13,8 @@ from dsuf.api.exchange import EXCHANGE, Exchange
 from dsuf.api.failure import internal_error
 from dsuf.api.parts import Parts
 from dsuf.api.sse import EventStream, frame, frame_data
+from dsuf.api.terms import Terms, read_terms, settle_priority
+from dsuf.api.wire import Reading
 from dsuf.errors import InvalidRequest, RequestError, Unavailable
 from dsuf.observe.log import log_event
 from dsuf.recipe.reader import Reader
@@ -21,6 +23,7 @@ from dsuf.types import Event, StepResult, Ticket, Turn, Usage
 
 _SESSION_HEADER = "x-deepseek-harness-session-id"
 _SESSION_LIMIT = 200
+_USER_LIMIT = 200
 
 
 async def answer(request: web.Request, parts: Parts, dialect: Dialect) -> web.StreamResponse:
@@ -31,9 +34,11 @@ async def answer(request: web.Request, parts: Parts, dialect: Dialect) -> web.St
     """
     exchange = request[EXCHANGE]
     refuse_while_draining(parts)
-    rendered = await _render(request, parts, dialect)
+    terms = read_terms(request.headers)
+    reading, rendered = await _render(request, parts, dialect)
     exchange.model = rendered.model
-    turn = _make_turn(request, rendered)
+    priority = settle_priority(terms.priority, reading.priority, trusted=not parts.settings.keys)
+    turn = _make_turn(request, rendered, reading, Terms(priority=priority, timeout_s=terms.timeout_s))
     reader = rendered.open_reader(dialect.reply_prefix + exchange.request_id, parts.vocabulary)
     ticket = parts.submit.submit(turn)
     exchange.stage, exchange.turn = "queued", turn.id
@@ -53,20 +58,20 @@ def refuse_while_draining(parts: Parts) -> None:
         raise Unavailable("the server is shutting down; please retry", retry_after_s=parts.settings.drain_retry_s)
 
 
-async def _render(request: web.Request, parts: Parts, dialect: Dialect) -> Rendered:
+async def _render(request: web.Request, parts: Parts, dialect: Dialect) -> tuple[Reading, Rendered]:
     """Read and convert the body off the loop. What the library refuses comes first, then what we do not serve."""
     settings, exchange = parts.settings, request[EXCHANGE]
     body = await read_body(request, limit_bytes=settings.body_limit_bytes, timeout_s=settings.body_timeout_s)
     exchange.stage = "rendering"
     limits = Limits(context_tokens=settings.context_tokens, clamp_max_tokens=settings.clamp_max_tokens)
 
-    def convert() -> Rendered:
+    def convert() -> tuple[Reading, Rendered]:
         reading = dialect.read(body)
         salt = make_salt(exchange.tenant, reading.user)
         rendered = render(dialect.protocol, reading.body, parts.vocabulary, limits, salt=salt)
         if reading.refusal is not None:
             raise reading.refusal
-        return rendered
+        return reading, rendered
 
     try:
         return await parts.convert(convert)
@@ -75,14 +80,19 @@ async def _render(request: web.Request, parts: Parts, dialect: Dialect) -> Rende
         raise
 
 
-def _make_turn(request: web.Request, rendered: Rendered) -> Turn:
-    """The turn for the scheduler. Its id is ours: clients may repeat a request id while the first is still running."""
+def _make_turn(request: web.Request, rendered: Rendered, reading: Reading, terms: Terms) -> Turn:
+    """The turn for the scheduler. Its id is ours: clients may repeat a request id while the first is still running.
+
+    Where no keys tell tenants apart, the user that a request names does.
+    """
     return Turn(
         id=uuid.uuid4().hex,
         prompt=rendered.prompt,
         sampling=rendered.sampling,
         session=request.headers.get(_SESSION_HEADER, "")[:_SESSION_LIMIT],
-        tenant=request[EXCHANGE].tenant,
+        tenant=request[EXCHANGE].tenant or reading.user[:_USER_LIMIT],
+        priority=terms.priority or 0,
+        timeout_s=terms.timeout_s,
     )
 
 

@@ -15,10 +15,12 @@ _DEVELOPER = re.compile(rb'"developer"|"role"\s*:\s*"[^"]*\\u')
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """A body as the library gets it, the user its prefixes belong to, and what to refuse once it is found valid."""
+    """A body as the library gets it, the user its prefixes belong to, the priority as it was sent, and what to refuse
+    once the rest is found valid."""
 
     body: bytes
     user: str = ""
+    priority: Any = None
     refusal: UnsupportedFeature | None = None
 
 
@@ -32,6 +34,7 @@ class _Fields(msgspec.Struct):
     modalities: Any = None
     audio: Any = None
     user_id: Any = None
+    priority: Any = None
 
 
 def read_chat(body: bytes) -> Reading:
@@ -41,13 +44,16 @@ def read_chat(body: bytes) -> Reading:
     """
     body = _drop_private(body)
     fields = _look_at(body)
-    return Reading(body=_rewrite(body, fields), user=_user(fields), refusal=_find_refusal(fields))
+    return Reading(
+        body=_rewrite(body, fields), user=_user(fields), priority=fields.priority, refusal=_find_refusal(fields)
+    )
 
 
 def read_messages(body: bytes) -> Reading:
-    """Only the user is looked for; the library reads the rest."""
+    """Only user and priority are looked for; the library reads the rest."""
     body = _drop_private(body)
-    return Reading(body=body, user=_user(_look_at(body)))
+    fields = _look_at(body)
+    return Reading(body=body, user=_user(fields), priority=fields.priority)
 
 
 def _drop_private(body: bytes) -> bytes:

@@ -158,6 +158,7 @@ class Node:
             settings=ApiSettings(
                 context_tokens=facts.context_tokens,
                 keys=settings.api_keys,
+                admin_keys=settings.admin_keys,
                 body_limit_bytes=settings.body_limit_bytes,
                 body_timeout_s=settings.body_timeout_s,
                 write_timeout_s=settings.write_timeout_s,

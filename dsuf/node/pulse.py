@@ -81,6 +81,10 @@ class Pulse:
             "loop_lag": msgspec.to_builtins(self.lag.summarise()),
         }
 
+    def flush_cache(self) -> int:
+        """Drop the session caches that nobody uses; how many commit points that were."""
+        return self._sessions.flush() if self._sessions is not None else 0
+
     def _trouble(self) -> list[str]:
         """What is wrong with the engine or the loop that drives it."""
         if self._scheduler is None:

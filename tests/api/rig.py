@@ -85,6 +85,7 @@ class FakeStatus:
     draining: bool = False
     failing: list[str] = field(default_factory=list)
     dead: list[str] = field(default_factory=list)
+    flushed: int = 0
 
     def liveness(self) -> Readiness:
         return Readiness(not self.dead, self.dead)
@@ -98,6 +99,10 @@ class FakeStatus:
 
     def facts(self) -> Mapping[str, object]:
         return {"role": "both"}
+
+    def flush_cache(self) -> int:
+        self.flushed += 1
+        return 7
 
 
 class CountingMetrics:

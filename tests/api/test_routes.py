@@ -69,7 +69,6 @@ async def test_metrics_version_and_facts(rig: Rig) -> None:
     [
         ("/v1/responses", "Responses"), ("/responses", "Responses"), ("/v1/completions", "raw text completion"),
         ("/completions", "raw text completion"), ("/beta/completions", "raw text completion"),
-        ("/flush_cache", "prefix cache"), ("/reset_prefix_cache", "prefix cache"),
     ],
 )  # fmt: skip
 async def test_endpoints_not_served_yet(rig: Rig, path: str, feature: str) -> None:

@@ -101,16 +101,16 @@ class LocalGiver:
             elif trace is None:
                 trace = await asyncio.to_thread(trace_prompt, self._sessions.layout, turn.prompt)
             else:
-                computing = asyncio.ensure_future(self._finish(turn, trace))
-                self._orders[turn.id] = _Order(turn.id, trace, computing)
+                self._orders[turn.id] = _Order(turn.id, trace, asyncio.ensure_future(self._finish(turn, trace)))
         if order.timer is not None:
             order.timer.cancel()
         return order
 
     async def _finish(self, turn: Turn, trace: Trace) -> None:
-        """Compute the prompt, until all that it left behind is kept."""
-        await self._compute(turn)
-        await self._sessions.wait_for(trace)
+        """Compute the prompt, unless that was done before, until all that it left behind is kept."""
+        if self._arena.find_exact(trace, trace.length) is None:
+            await self._compute(turn)
+            await self._sessions.wait_for(trace)
 
     def _conclude(self, order: _Order) -> None:
         """Nothing more is to come; raises if that is because computing failed."""

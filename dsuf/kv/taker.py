@@ -37,9 +37,14 @@ class Taker:
     async def take(self, turn: Turn) -> int | None:
         """Take over the prompt of `turn` as it is computed; the position from which on it came from there.
 
-        None if nothing came. A failure ends it: what came before stays, the rest is to be computed here.
+        None if nothing came, or nothing was asked for, since no more than a page is missing here. A failure ends it:
+        what came before stays, the rest is to be computed here.
         """
-        taking = self._begin(turn, await asyncio.to_thread(trace_prompt, self._layout, turn.prompt))
+        trace = await asyncio.to_thread(trace_prompt, self._layout, turn.prompt)
+        match = self._arena.find(self._arena.tree.walk(trace), trace)
+        if match is not None and trace.length - match.length <= self._layout.page_tokens:
+            return None
+        taking = self._begin(turn, trace)
         try:
             while not taking.complete and await self._take_next(taking):
                 pass

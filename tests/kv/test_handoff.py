@@ -175,6 +175,24 @@ async def test_what_is_here_already_is_not_taken(replay: int) -> None:
     await pair.close()
 
 
+async def test_what_is_there_already_is_not_computed() -> None:
+    pair = Pair()
+    await pair.far.run(make_turn("a", ids(60)))
+    restored, _ = await pair.run(make_turn("b", ids(60)))
+    assert restored == Restored(start=59, peer_tokens=59)
+    assert pair.computed == []
+    await pair.close()
+
+
+async def test_nothing_is_asked_for_where_little_is_missing() -> None:
+    pair = Pair()
+    await pair.near.run(make_turn("a", ids(60)))
+    restored, start = await pair.run(make_turn("b", ids(60)))
+    assert (start, restored.peer_tokens, restored.start) == (None, 0, 59)
+    assert pair.giver.calls.total() == 0
+    await pair.close()
+
+
 async def test_the_far_node_goes_on_from_what_it_has() -> None:
     pair = Pair(replay_tokens=8)
     await pair.run(make_turn("a", ids(60)))

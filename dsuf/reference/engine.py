@@ -114,7 +114,7 @@ class ReferenceEngine:
 
     def resume(self, turn: str, length: int, state: SessionState | None) -> Coroutine[Any, Any, int]:
         """Let an attached turn go on behind `length` positions, see `take_over`; raises `CheckpointError`."""
-        return self._queue(self.take_over, turn, length, state)
+        return self._queue(self.take_over, self._attached(turn), length, state)
 
     def step(self, plan: StepPlan) -> Coroutine[Any, Any, list[StepResult]]:
         """Run `plan` on the worker thread; raises `EngineFailed` for a plan that cannot be run."""
@@ -162,15 +162,14 @@ class ReferenceEngine:
             payload=cache.read_state(), spare=cache.spare, repeats=cache.slack > 0,
         )  # fmt: skip
 
-    def take_over(self, turn: str, length: int, state: SessionState | None) -> int:
+    def take_over(self, attached: _Attached, length: int, state: SessionState | None) -> int:
         """Let a turn without positions go on behind the first `length` of its prompt, here and now.
 
         Returns where its prefill begins. Raises `CheckpointError` if the state does not fit, or if there is none and
         this engine needs one.
         """
-        attached = self._attached(turn)
         if attached.cache.length:
-            raise EngineFailed(f"Turn {turn} has {attached.cache.length} positions of its own.")
+            raise EngineFailed(f"Turn {attached.turn.id} has {attached.cache.length} positions of its own.")
         if not 0 <= length < len(attached.ids):
             raise CheckpointError(f"a prompt of {len(attached.ids)} positions cannot go on behind {length}")
         cache = self.model.new_cache(attached.table)

@@ -303,3 +303,17 @@ async def test_a_call_that_nobody_waits_for_takes_effect(model: Model, ids: I64)
     state = await engine.read_state("a")
     assert state is not None and state.length == 80
     assert all(call.cancelled() for call in waiting)
+
+
+async def test_a_resume_that_nobody_waits_for_is_of_the_turn_that_it_was_made_for(
+    model: Model, ids: I64, cold: tuple[list[int], bytes]
+) -> None:
+    """Another stay under the same name begins before it takes effect."""
+    engine, turn = make_engine(model), make_turn("b", ids[:PROMPT], WANTED)
+    state = await keep(engine, make_turn("a", ids[:PROMPT]), 129)
+    attach(engine, turn)
+    late = engine.resume("b", 129, state)
+    engine.detach("b")
+    attach(engine, turn)
+    assert await late == 129
+    assert (prefill(engine, turn) + decode(engine, turn), global_bytes(engine, turn)) == cold

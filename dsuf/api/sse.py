@@ -90,6 +90,7 @@ class EventStream:
         self._exchange = exchange
         self._deadline = WriteDeadline(write_timeout_s, self._abort)
         self._written_s = time.monotonic()
+        self._chunked = False
         self.response = web.StreamResponse(headers=_HEADERS)
 
     def __enter__(self) -> Self:
@@ -102,6 +103,20 @@ class EventStream:
         """Send the status and the headers."""
         await self.response.prepare(self._request)
 
+    def push(self, data: bytes) -> bool:
+        """Write `data` if the client has taken all before it and is still there; whether that was so.
+
+        The bytes are those that `send` writes, which goes a longer way: through four coroutines, once for every token.
+        """
+        transport = self._request.transport
+        if not (self._chunked and data) or transport is None or transport.is_closing():
+            return False
+        if transport.get_write_buffer_size():
+            return False
+        self._written_s = time.monotonic()
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
     async def send(self, data: bytes) -> None:
         """Write `data`; waits while the client does not read, for at most the write deadline."""
         self._written_s = time.monotonic()
@@ -110,6 +125,7 @@ class EventStream:
         await self.response.write(data)
         self._deadline.end()
         self._exchange.blocked = False
+        self._chunked = self.response.headers.get("Transfer-Encoding") == "chunked"  # the head is out now
 
     @contextlib.asynccontextmanager
     async def keep_alive(self, interval_s: float) -> AsyncIterator[None]:

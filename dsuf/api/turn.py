@@ -150,7 +150,8 @@ async def _reply_in_stream(
         try:
             async with stream.keep_alive(settings.keep_alive_s):
                 async for events in steps:
-                    await stream.send(frame(events))
+                    if not stream.push(data := frame(events)):
+                        await stream.send(data)
                 if reader.done_data is not None:
                     await stream.send(frame_data(reader.done_data))
         except RequestError as error:

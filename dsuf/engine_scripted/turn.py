@@ -24,6 +24,8 @@ class ScriptedTurn:
     def __init__(self, turn: Turn, number: int, rows: I64, pages: I64) -> None:
         self.turn, self.number = turn, number
         self.rows, self.pages = rows, pages
+        self.cells = memoryview(rows.data).cast("B").cast("q")  # one id costs a tenth of what it does in an array
+        self.starts: list[int] = (pages * PAGE_TOKENS).tolist()
         self.prompt: I64 = np.array(turn.prompt.ids, ID)
         self.length = 0
         self.kept = 0
@@ -67,7 +69,7 @@ class ScriptedTurn:
             raise RuntimeError("decode before the end of prefill")
         # A real engine feeds a token in the step after it was chosen.
         for id_ in self.reply[self.length - len(self.prompt) : self.sent]:
-            self.rows[self.pages[self.length // PAGE_TOKENS], self.length % PAGE_TOKENS] = id_
+            self.cells[self.starts[self.length // PAGE_TOKENS] + self.length % PAGE_TOKENS] = id_
             self.length += 1
         return self._send(self.rule.tokens_per_step)
 

@@ -36,6 +36,10 @@ from dsuf.types import Engine
 SWITCH_INTERVAL_S = 0.0005
 BACKLOG = 1024
 FAREWELL_S = 5.0  # for handlers to write their last bytes, and again for the engine to come back from its step
+_ROLES = {
+    "prefill": "  role       prefill: computes prompts for other nodes; none is connected, and clients get 503",
+    "decode": "  role       decode: no node for prompts is connected, so they are computed here",
+}
 
 
 def serve(settings: Settings) -> int:
@@ -110,6 +114,8 @@ class Node:
         gc.collect()
         gc.freeze()
         self.pulse.starting = None
+        if (remark := _ROLES.get(self.settings.role)) is not None:
+            self._startup.say(remark)
         self._startup.ready(self.url, self.settings)
 
     async def work(self) -> None:
@@ -204,6 +210,7 @@ class Node:
             turn_timeout_s=settings.turn_timeout_s,
             drafts=min(settings.drafts, engine.facts.max_drafts),
             audit_share=settings.audit_share,
+            role=settings.role,
         )
         blocks = Blocks(engine.layout.page_bytes, map_memory(settings.cache_bytes))
         self.sessions = Sessions(engine, Arena(blocks), self.metrics)

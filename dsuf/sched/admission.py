@@ -75,7 +75,7 @@ class Admission:
             self._make_room(turn, missing_places=1)
             return False
         try:
-            pages = await self._sessions.admit(turn)
+            pages = await self._sessions.admit(turn, peer_from=self._tickets[turn.id].peer_from)
         except RequestError as error:
             self._fail_queued(turn, error)
             return True

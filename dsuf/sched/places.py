@@ -120,6 +120,8 @@ class Places:
         if done_tokens > held.done_tokens:
             held.done_tokens = done_tokens
             self._sessions.advance(held.turn.id, done_tokens)
+            if held.ticket.for_peer and done_tokens < held.prompt_tokens:
+                held.read(self._sessions.commit_pages(held.turn, done_tokens), self._on_change)
 
     def dismiss(self, held: Held, why: Leaving, *, keep: bool = True) -> None:
         """No further step names the turn. What it has, after the steps under way, is kept unless it is spoilt."""

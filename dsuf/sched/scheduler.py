@@ -4,6 +4,7 @@ import asyncio
 import copy
 import time
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -17,6 +18,7 @@ from dsuf.errors import (
     Unavailable,
 )
 from dsuf.kv.sessions import Sessions
+from dsuf.kv.taker import Taker
 from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Load, Metrics
 from dsuf.sched.admission import Admission
@@ -24,6 +26,7 @@ from dsuf.sched.cost import Shape
 from dsuf.sched.endings import continue_turn, record_end
 from dsuf.sched.flight import Flight, Launched
 from dsuf.sched.held import Held
+from dsuf.sched.intake import Intake
 from dsuf.sched.places import Places
 from dsuf.sched.planner import Planner
 from dsuf.sched.policy import Choice, Rules
@@ -39,7 +42,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of a scheduler: turns that wait, positions a chunk, drafts a step, the gap between a stream's tokens that
     prompts of others may cause, seconds a step, seconds between probes of an idle engine, failing steps in a row that
     make it not ready; how long a turn may wait for a place, and take in all
-    (0: for ever); and which share of greedy turns with drafts is computed again without, in idle time."""
+    (0: for ever); which share of greedy turns with drafts is computed again without, in idle time;
+    and whether whole turns are computed here."""
 
     queue_limit: int = 64
     chunk_tokens: int = 256
@@ -51,6 +55,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout_s: float = 0.0
     turn_timeout_s: float = 0.0
     audit_share: float = 0.0
+    role: Literal["both", "prefill", "decode"] = "both"
 
 
 class Scheduler:
@@ -60,7 +65,9 @@ class Scheduler:
     a step or an idle probe last came back. `steps` counts them.
     """
 
-    def __init__(self, engine: Engine, limits: Limits, metrics: Metrics, sessions: Sessions) -> None:
+    def __init__(
+        self, engine: Engine, limits: Limits, metrics: Metrics, sessions: Sessions, taker: Taker | None = None
+    ) -> None:  # fmt: skip
         self.trouble: str | None = None
         self.progressed_s = time.monotonic()
         self.steps = 0
@@ -76,6 +83,7 @@ class Scheduler:
             )
         )  # fmt: skip
         self._admission = Admission(self._queue, self._tickets, self._places, sessions, metrics, self._fail)
+        self._intake = None if taker is None else Intake(taker, engine.layout.page_tokens, self._enqueue)
         self._refusal: Unavailable | None = None
         self._failing_steps = 0
         self._failure_seen_s = 0.0
@@ -88,14 +96,37 @@ class Scheduler:
 
     def submit(self, turn: Turn) -> TurnTicket:
         """Queue `turn`; raises `QueueFull`, `Unavailable`, `ContextTooLong`, or `InvalidRequest` for a name in use."""
+        if self._limits.role == "prefill":
+            raise Unavailable("this node computes prompts for other nodes and answers nobody itself", retry_after_s=10)
+        return self._accept(turn)
+
+    async def prepare(self, turn: Turn) -> None:
+        """Compute the prompt of `turn` for another node, and keep piece by piece what a turn there goes on from; raises
+        as `submit` and reading do."""
+        sampling = msgspec.structs.replace(turn.sampling, max_tokens=1)
+        ticket = self._accept(msgspec.structs.replace(turn, id=f"prompt-{turn.id}", sampling=sampling))
+        ticket.for_peer = True
+        try:
+            async for _ in ticket:
+                pass
+        finally:
+            ticket.cancel()
+
+    def _accept(self, turn: Turn) -> TurnTicket:
+        """Begin with `turn`: it queues at once, or as soon as its prompt has come from another node."""
         self._check(turn)
         ticket = TurnTicket(turn, time.monotonic(), self._on_leave)
         self._tickets[turn.id] = ticket
-        self._queue.put(turn)
         self._set_timers(ticket)
         self._idle.clear()
-        self._admission.poke_arrival()
+        if self._intake is None or not self._intake.begin(ticket):
+            self._enqueue(ticket)
         return ticket
+
+    def _enqueue(self, ticket: TurnTicket) -> None:
+        """Let the turn wait for its place."""
+        self._queue.put(ticket.turn)
+        self._admission.poke_arrival()
 
     def refuse(self, error: Unavailable) -> None:
         """From now on answer every submission with `error`; turns that are here go on."""
@@ -117,8 +148,8 @@ class Scheduler:
     def counters(self) -> Mapping[str, int]:
         """Turns that wait, that the engine holds, that its running step names, and that are computed but unread."""
         writing = sum(ticket.stage == "writing" for ticket in self._tickets.values())
-        running = self._flight.running
-        return {"queued": len(self._queue), "attached": len(self._places), "running": running, "writing": writing}
+        queued = len(self._queue) + len(self._intake or ())
+        return {"queued": queued, "attached": len(self._places), "running": self._flight.running, "writing": writing}
 
     def load(self) -> Load:
         """What the gauges show; the cache in use is pages that turns hold."""
@@ -162,6 +193,8 @@ class Scheduler:
         """End what is left, and detach it as soon as nothing is under way for it; a stuck engine is not waited for."""
         stuck, self.trouble = self.trouble is not None, self.trouble or "scheduler: stopped"
         self.end_all(Unavailable("the server is stopping", retry_after_s=2))
+        if self._intake is not None:
+            await self._intake.close()
         under_way = self._flight.tasks | {task for held in self._places for task in held.reading}
         if under_way and not stuck:
             await asyncio.wait(under_way, timeout=_FAREWELL_S)
@@ -193,9 +226,13 @@ class Scheduler:
         self._sessions.check(turn)
         if turn.id in self._tickets or turn.id in self._places:
             raise InvalidRequest(f"a request named {turn.id!r} is already running")
-        if not may_queue(len(self._queue), len(self._places), limit=limits.queue_limit, max_turns=facts.max_turns):
-            wait_s = retry_after_s(len(self._queue), max_turns=facts.max_turns, turn_s=self._turn_s)
-            raise QueueFull(f"{len(self._queue)} requests are waiting already", retry_after_s=wait_s)
+        waiting = len(self._queue) + len(self._intake or ())
+        if not may_queue(waiting, len(self._places), limit=limits.queue_limit, max_turns=facts.max_turns):
+            raise QueueFull(f"{waiting} requests are waiting already", retry_after_s=self._retry_after_s())
+
+    def _retry_after_s(self) -> int:
+        """Seconds until it makes sense to come back."""
+        return retry_after_s(len(self._queue), max_turns=self._engine.facts.max_turns, turn_s=self._turn_s)
 
     def _set_timers(self, ticket: TurnTicket) -> None:
         """Start the clocks of the turn's deadlines."""
@@ -213,9 +250,8 @@ class Scheduler:
             return
         if not ticket.ended:
             where = "waiting" if ticket.stage == "queued" else ticket.stage
-            wait_s = retry_after_s(len(self._queue), max_turns=self._engine.facts.max_turns, turn_s=self._turn_s)
-            error = DeadlineExceeded(f"no complete answer within {age_s:.1f} s ({where})", retry_after_s=wait_s)
-            self._fail([ticket], error)
+            text = f"no complete answer within {age_s:.1f} s ({where})"
+            self._fail([ticket], DeadlineExceeded(text, retry_after_s=self._retry_after_s()))
 
     def _launch(self) -> None:
         """Give the engine steps, as far as there is something to do and it has not enough of them."""
@@ -365,7 +401,7 @@ class Scheduler:
         name = ticket.turn.id
         if (held := self._places.get(name)) is not None:
             self._places.dismiss(held, "ended", keep=self.trouble is None)
-        elif ticket.stage == "queued":
+        elif ticket.stage == "queued" and not (self._intake is not None and self._intake.drop(name)):
             self._queue.remove(ticket.turn)
             self._admission.poke_arrival()
 

@@ -31,6 +31,8 @@ class TurnTicket:
         self.latest_s = now_s
         self.failed = False
         self.drafted_tokens = 0
+        self.peer_from: int | None = None  # where what another node computed of the prompt begins
+        self.for_peer = False  # whether another node waits for the prompt
         self.timers: list[asyncio.TimerHandle] = []
         self._prompt_usage: Usage | None = None
         self._used_tokens: int | None = None

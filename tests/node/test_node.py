@@ -200,3 +200,31 @@ def test_the_printed_url_is_one_that_works(host: str, url: str) -> None:
         pytest.skip(f"no {host} here")
     with listener:
         assert Node(load_settings(), listener, Startup(io.StringIO())).url.startswith(url)
+
+
+@pytest.mark.parametrize(
+    ("role", "status", "remark"),
+    [("prefill", 503, "clients get 503"), ("decode", 200, "they are computed here"), ("both", 200, None)],
+)
+async def test_roles_without_other_nodes(
+    model_dir: Path, tmp_path: Path, role: str, status: int, remark: str | None
+) -> None:
+    script = write_script(tmp_path, [FAST])
+    settings = load_settings({"engine": "scripted", "script": str(script), "model": str(model_dir), "role": role})
+    output = io.StringIO()
+    with bind("127.0.0.1", 0) as listener:
+        node = Node(settings, listener, Startup(output))
+        try:
+            await node.start()
+            client = await Client.connect(node)
+            await client.ask("hi", stream=False)
+            answered, headers, body = await client.read_reply()
+            assert (await get(node, "/server_info"))[2]["node"]["role"] == role
+            client.close()
+        finally:
+            assert await node.stop()
+    assert answered == status
+    if status == 503:
+        assert "computes prompts for other nodes" in body["error"]["message"] and headers["retry-after"] == "10"
+    assert ("  role  " in output.getvalue()) == (remark is not None)
+    assert remark is None or remark in output.getvalue()

@@ -2,11 +2,22 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from dsuf.errors import EngineFailed
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+SMALL_BYTES = 16_384
+"""What is no larger is worked on at once: handing it to a thread takes longer, and some more where all are busy."""
+
+
+async def work(size_bytes: int, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """What `function` gives, which works on `size_bytes`: in a thread where that is much."""
+    if size_bytes <= SMALL_BYTES:
+        return function(*arguments, **options)
+    return await asyncio.to_thread(function, *arguments, **options)
 
 
 def when_ended(call: asyncio.Future[Any] | None, then: Callable[[], None]) -> None:

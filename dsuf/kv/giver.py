@@ -8,7 +8,7 @@ from typing import Any
 from dsuf.errors import CheckpointError
 from dsuf.kv.arena import Lease
 from dsuf.kv.blocks import SLICE
-from dsuf.kv.calls import when_ended
+from dsuf.kv.calls import when_ended, work
 from dsuf.kv.handoff import Offer, Piece
 from dsuf.kv.point import CommitPoint, HostPage
 from dsuf.kv.sessions import Sessions
@@ -71,7 +71,7 @@ class LocalGiver:
         """Copy blocks; raises `CheckpointError` where the lease has ended already."""
         if offer.id not in self._lent:
             raise CheckpointError("the lease has ended")
-        await asyncio.to_thread(self._copy, pieces, into)
+        await work(sum(map(len, into)), self._copy, pieces, into)
 
     async def release(self, offer: Offer) -> bool:
         """End the lease; whether it held until now, and with it what was offered."""
@@ -99,7 +99,7 @@ class LocalGiver:
                 await asyncio.wait({order.computing})
                 self._forget(order)
             elif trace is None:
-                trace = await asyncio.to_thread(trace_prompt, self._sessions.layout, turn.prompt)
+                trace = await work(len(turn.prompt.ids) * ID_BYTES, trace_prompt, self._sessions.layout, turn.prompt)
             else:
                 self._orders[turn.id] = _Order(turn.id, trace, asyncio.ensure_future(self._finish(turn, trace)))
         if order.timer is not None:

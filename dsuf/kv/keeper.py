@@ -8,7 +8,7 @@ from typing import Any
 
 from dsuf.kv.arena import Arena, Filling, Lease
 from dsuf.kv.blocks import SLICE
-from dsuf.kv.calls import finish_within
+from dsuf.kv.calls import finish_within, work
 from dsuf.kv.holding import Holding
 from dsuf.kv.pages import PagePool
 from dsuf.kv.point import CommitPoint, PointHead, make_head, seal, seal_point
@@ -134,7 +134,7 @@ class Keeper:
 
     async def _copy_out(self, copy: Copy) -> None:
         """Make room, write, publish."""
-        trace, head = await asyncio.to_thread(_describe, copy)
+        trace, head = await work(len(copy.state.ids if copy.state is not None else b""), _describe, copy)
         if copy.holding.failed:
             return
         if head.stateful:
@@ -219,8 +219,9 @@ class Keeper:
         if blocks:
             filling.writing = asyncio.ensure_future(self._engine.read_pages(pages, views))
             await finish_within(filling.writing, self._deadline_s)
+        size_bytes = len(filling.blocks) * self._arena.blocks.block_bytes
         state = copy.state.payload if copy.state is not None and head.stateful else b""
-        sealing = asyncio.ensure_future(asyncio.to_thread(self._seal, filling, head, state))
+        sealing = asyncio.ensure_future(work(size_bytes, self._seal, filling, head, state))
         filling.writing = sealing
         return await finish_within(sealing, self._deadline_s)
 

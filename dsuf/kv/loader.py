@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dsuf.errors import CheckpointError
 from dsuf.kv.arena import Arena, Lease
 from dsuf.kv.blocks import SLICE
-from dsuf.kv.calls import finish_within, when_ended
+from dsuf.kv.calls import finish_within, when_ended, work
 from dsuf.kv.holding import Holding
 from dsuf.kv.point import CommitPoint, DamagedCache, HostPage, seal, seal_point
 from dsuf.kv.trace import ID_BYTES, Trace
@@ -43,7 +43,7 @@ class Loader:
             for first in range(0, len(copies), SLICE):
                 part = copies[first : first + SLICE]
                 rows = [self._arena.blocks.view(copy.block) for copy in part]
-                await asyncio.to_thread(_verify, part, rows)
+                await work(sum(map(len, rows)), _verify, part, rows)
                 writing = asyncio.ensure_future(self._engine.write_pages([copy.page for copy in part], rows))
                 await finish_within(writing, deadline_s)
         finally:
@@ -72,7 +72,7 @@ class Loader:
         """The state to go on from, verified; None where a window is replayed."""
         if lease is None or lease.point is None or holding.trace is None:
             return None
-        return await asyncio.to_thread(self._state, lease.point, holding.trace)
+        return await work(lease.point.head.payload_bytes, self._state, lease.point, holding.trace)
 
     def _state(self, point: CommitPoint, trace: Trace) -> SessionState:
         """The state that `point` keeps, verified, for a prompt that shares its first positions."""

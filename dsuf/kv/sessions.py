@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from dsuf.errors import ContextTooLong
 from dsuf.kv.arena import Arena
 from dsuf.kv.attach import Restored
+from dsuf.kv.calls import work
 from dsuf.kv.holding import Holding
 from dsuf.kv.keeper import Keeper, Step
 from dsuf.kv.loader import Loader
 from dsuf.kv.pages import PagePool
 from dsuf.kv.point import DamagedCache, HostPage
 from dsuf.kv.sources import Sources
-from dsuf.kv.trace import Trace, trace_prompt
+from dsuf.kv.trace import ID_BYTES, Trace, trace_prompt
 from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Metrics
 from dsuf.types import Engine, Prompt, Turn
@@ -193,7 +194,8 @@ class Sessions:
     async def _trace(self, turn: Turn) -> Trace:
         """The trace of a prompt. The last one is kept, since who finds no room comes again."""
         if self._traced is None or self._traced[0] is not turn.prompt:
-            self._traced = turn.prompt, await asyncio.to_thread(trace_prompt, self.layout, turn.prompt)
+            size_bytes = len(turn.prompt.ids) * ID_BYTES
+            self._traced = turn.prompt, await work(size_bytes, trace_prompt, self.layout, turn.prompt)
         return self._traced[1]
 
     def _reserve(self, holding: Holding) -> tuple[int, ...] | None:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from dsuf.errors import CheckpointError
 from dsuf.kv.arena import Filling, Lease
-from dsuf.kv.calls import finish_within
+from dsuf.kv.calls import finish_within, work
 from dsuf.kv.handoff import Giver, Offer, check_offer
 from dsuf.kv.point import CommitPoint, DamagedCache, PointHead, seal, seal_point
 from dsuf.kv.sessions import Sessions
-from dsuf.kv.trace import Trace, trace_prompt
+from dsuf.kv.trace import ID_BYTES, Trace, trace_prompt
 from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Metrics
 from dsuf.types import Turn
@@ -40,7 +40,7 @@ class Taker:
         None if nothing came, or nothing was asked for, since no more than a page is missing here. A failure ends it:
         what came before stays, the rest is to be computed here.
         """
-        trace = await asyncio.to_thread(trace_prompt, self._layout, turn.prompt)
+        trace = await work(len(turn.prompt.ids) * ID_BYTES, trace_prompt, self._layout, turn.prompt)
         match = self._arena.find(self._arena.tree.walk(trace), trace)
         if match is not None and trace.length - match.length <= self._layout.page_tokens:
             return None
@@ -120,7 +120,7 @@ class Taker:
         pieces = offer.pieces[len(offer.pieces) - len(views) :]
         filling.writing = asyncio.ensure_future(self._giver.read(offer, pieces, views))
         await finish_within(filling.writing, self._deadline_s)
-        filling.writing = asyncio.ensure_future(asyncio.to_thread(_verify, filling, offer, views))
+        filling.writing = asyncio.ensure_future(work(sum(map(len, views)), _verify, filling, offer, views))
         try:
             await finish_within(filling.writing, self._deadline_s)
         except DamagedCache:

@@ -182,6 +182,7 @@ ATTEND_SPARSE = Params(
     out="*bf16 rows heads head_dim", **_LIVE, rows="i32", heads="i32", window_slots="i32",
     entry_slots="i32",
 )  # fmt: skip
+SCALE_HEADS = Params("ScaleHeads", weights="*bf16 rows index_heads", **_LIVE, rows="i32")
 SCORE_INDEX = Params(
     "ScoreIndex", q="*bf16 rows index_heads index_dim", weights="*bf16 rows index_heads", keys="*u8",
     reachable="*i32 rows", scores="*f32 rows entries", **_LIVE, rows="i32", entries="i32",

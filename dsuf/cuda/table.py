@@ -119,6 +119,10 @@ def _caches_and_head() -> list[Kernel]:
             lambda n: (_blocks(n["heads"], 16), n["rows"]), shared_bytes=lambda n: 64 * (n["head_dim"] + 8) * 2,
         ),
         Kernel(
+            "scale_heads", "scale_heads", contract.SCALE_HEADS, 256,
+            lambda n: (_blocks(n["rows"] * n["index_heads"], 256), 1),
+        ),
+        Kernel(
             "score_index", "score_index", contract.SCORE_INDEX, 256, lambda n: (_blocks(n["entries"], 256), n["rows"])
         ),
         Kernel("select_rows", "select_rows", contract.SELECT_ROWS, 1024, _each_row),

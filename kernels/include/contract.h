@@ -195,6 +195,12 @@ struct AttendSparse {
   int32_t entry_slots;
 };
 
+struct ScaleHeads {
+  uint16_t* weights;        // [rows, index heads], in place
+  const int32_t* live;
+  int32_t rows;
+};
+
 struct ScoreIndex {
   const uint16_t* q;        // [rows, index heads, index dim], what the quantised queries mean
   const uint16_t* weights;  // [rows, index heads]

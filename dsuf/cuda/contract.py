@@ -208,3 +208,8 @@ PICK_TOKENS = Params(
     "PickTokens", logits="*f32 rows vocabulary", picked="*i32 rows", best="*f32 rows", **_LIVE, rows="i32",
     vocabulary="i32",
 )  # fmt: skip
+ANNOUNCE_PARTIAL = Params("AnnouncePartial", arrived="*i64 ranks", epoch="*i32 1", rank="i32", ranks="i32")
+REDUCE_PEERS = Params(
+    "ReducePeers", partials="*i64 ranks", arrived="*i32 ranks", epoch="*i32 1", out="*bf16 rows width",
+    missing="*i32 1", **_LIVE, rows="i32", width="i32", ranks="i32", patience_us="i32",
+)  # fmt: skip

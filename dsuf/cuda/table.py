@@ -131,9 +131,18 @@ def _caches_and_head() -> list[Kernel]:
     ]  # fmt: skip
 
 
+def _peers() -> list[Kernel]:
+    return [
+        Kernel("announce_partial", "reduce_peers", contract.ANNOUNCE_PARTIAL, 32, lambda n: (1, 1)),
+        Kernel(
+            "reduce_peers", "reduce_peers", contract.REDUCE_PEERS, 128, lambda n: (_blocks(n["width"], 1024), n["rows"])
+        ),
+    ]
+
+
 KERNELS: Mapping[str, Kernel] = {
     kernel.entry: kernel
-    for kernel in (*_quantisers(), *_norms(), *_projections(), *_streams(), *_experts(), *_caches_and_head())
+    for kernel in (*_quantisers(), *_norms(), *_projections(), *_streams(), *_experts(), *_caches_and_head(), *_peers())
 }
 """Every kernel by the name of its entry."""
 

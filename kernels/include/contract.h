@@ -266,4 +266,24 @@ struct PickTokens {
   int32_t vocabulary;
 };
 
+struct AnnouncePartial {
+  const int64_t* arrived;   // [ranks] the address of every rank's arrival words, the own ones among them
+  int32_t* epoch;           // [1] reductions that this rank has announced
+  int32_t rank;
+  int32_t ranks;            // at most 8
+};
+
+struct ReducePeers {
+  const int64_t* partials;  // [ranks] the address of every rank's part [rows, width] BF16
+  const int32_t* arrived;   // [ranks] what each rank has announced here
+  const int32_t* epoch;     // [1]
+  uint16_t* out;            // [rows, width]; not a part
+  int32_t* missing;         // [1] a rank that did not arrive, plus one; left alone if all did
+  const int32_t* live;
+  int32_t rows;
+  int32_t width;
+  int32_t ranks;
+  int32_t patience_us;
+};
+
 }  // namespace dsuf

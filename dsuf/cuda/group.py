@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from dsuf.checkpoint.config import QUANTISED, ModelConfig
 from dsuf.checkpoint.engram import table_primes
 from dsuf.checkpoint.inventory import TensorSpec, expected_tensors
-from dsuf.cuda.sizes import Sizes
 from dsuf.errors import CommandError
 
 MAX_RANKS = 8
@@ -154,11 +153,13 @@ def hash_heads(config: ModelConfig, ranks: int, rank: int) -> tuple[NDArray[np.i
     return own, np.cumsum(own, axis=1) - own
 
 
-def rank_sizes(sizes: Sizes, ranks: int) -> Sizes:
-    """The sizes that the kernels of one of `ranks` ranks are compiled for."""
+def rank_config(config: ModelConfig, ranks: int, rank: int) -> ModelConfig:
+    """`config` with the sizes that `rank` computes with; the vocabulary stays, since every rank embeds all of it."""
+    tables = hash_heads(config, ranks, rank)[0].sum(axis=1).tolist() if ranks > 1 else config.engram_num_embeddings
     return msgspec.structs.replace(
-        sizes, heads=sizes.heads // ranks, o_groups=sizes.o_groups // ranks, inter=sizes.inter // ranks,
-        engram_heads=sizes.engram_heads // ranks, engram_width=sizes.engram_width // ranks,
+        config, n_heads=config.n_heads // ranks, o_groups=config.o_groups // ranks,
+        moe_inter_dim=config.moe_inter_dim // ranks, engram_n_heads=config.engram_n_heads // ranks,
+        engram_num_embeddings=tuple(tables),
     )  # fmt: skip
 
 

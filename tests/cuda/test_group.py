@@ -11,7 +11,7 @@ from dsuf.checkpoint.forms import RELEASED
 from dsuf.checkpoint.inventory import expected_tensors
 from dsuf.checkpoint.synthetic import EMBEDDED
 from dsuf.checkpoint.token_map import TokenMap
-from dsuf.cuda.group import WHOLE, check_ranks, hash_heads, key_span, rank_sizes, rule_of, split_tensors
+from dsuf.cuda.group import WHOLE, check_ranks, hash_heads, key_span, rank_config, rule_of, split_tensors
 from dsuf.cuda.sizes import from_config
 from dsuf.errors import CommandError
 
@@ -72,7 +72,8 @@ def test_scales_go_with_their_weights(name: str, ranks: int) -> None:
 def test_shapes_are_those_of_the_kernels(name: str, ranks: int) -> None:
     """What a rank holds has the sizes that its kernels are compiled for."""
     config = CONFIGS[name]
-    sizes = rank_sizes(from_config(config), ranks)
+    own = rank_config(config, ranks, 1)
+    sizes = from_config(own)
     n = sizes.named()
     shapes = {spec.name: share.shape(spec.shape) for spec, share in split_tensors(config, ranks, 1)}
     assert shapes["layers.1.attn.wq_b.weight"] == (n["heads"] * n["head_dim"], n["q_lora"])
@@ -84,6 +85,8 @@ def test_shapes_are_those_of_the_kernels(name: str, ranks: int) -> None:
     assert shapes["layers.1.ffn.experts.3.w2.scale"] == (n["dim"], n["inter"] // 32)
     assert shapes["mtp.0.ffn.shared_experts.w2.weight"] == (n["dim"], n["inter"])
     assert shapes["layers.1.engram.wkv.weight"] == ((n["streams"] + 1) * n["dim"], n["engram_width"])
+    tables = [shapes[f"layers.{layer}.engram.embed.weight"][0] for layer in config.engram_layer_ids]
+    assert tables == list(own.engram_num_embeddings)
     assert shapes["head.weight"] == (config.vocab_size // ranks, n["dim"])
 
 

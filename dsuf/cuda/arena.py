@@ -185,19 +185,19 @@ def view_host(array: Array) -> NDArray[Any]:
     return values
 
 
+def free_bytes() -> int:
+    """Bytes that are free on the current device."""
+    status, free, _ = driver.cuMemGetInfo()
+    call((status,))
+    return int(free)
+
+
 def _take_device(size: int) -> int:
-    free, total = (int(value) for value in call(_both(driver.cuMemGetInfo())))
-    if size > free:
-        left = f"{_gigabytes(free)} of {_gigabytes(total)} are free"
-        raise CommandError(f"device memory: {_gigabytes(size)} are needed, {left}")
+    if size > (free := free_bytes()):
+        raise CommandError(f"device memory: {_gigabytes(size)} are needed, {_gigabytes(free)} are free")
     pool = int(call(driver.cuMemAlloc(size)))
     call(driver.cuMemsetD8(pool, 0, size))
     return pool
-
-
-def _both(outcome: tuple[Any, ...]) -> tuple[Any, Any]:
-    """A driver answer of two values as one of a pair."""
-    return outcome[0], outcome[1:]
 
 
 def _take_pinned(size: int) -> int:

@@ -66,7 +66,7 @@ class Kernels:
         for kernel in KERNELS.values():
             self._allow_shared(kernel)
 
-    def launch(self, entry: str, stream: int = 0, **values: DeviceArray | int | None) -> None:
+    def launch(self, entry: str, stream: int = 0, **values: DeviceArray | int | float | None) -> None:
         """Queue kernel `entry` with the fields of its struct; raises `CommandError` for wrong ones, else `DeviceError`.
 
         Nothing is queued for an empty grid.
@@ -74,7 +74,9 @@ class Kernels:
         kernel = KERNELS[entry]
         names = kernel.names(self.names)
         packed = kernel.params.pack(values, names)
-        names |= {name: value for name, value in values.items() if isinstance(value, int)}
+        for name, value in values.items():
+            if isinstance(value, int):
+                names[name] = value
         columns, rows = kernel.grid(names)
         if not columns or not rows:
             return

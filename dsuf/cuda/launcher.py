@@ -1,0 +1,181 @@
+"""Turns step plans into work on the device: which slot a turn has, which shapes its steps have, what waits for what.
+
+All of it runs on one thread, in the order of the calls, and never waits for the device. Decode and prefill have a
+stream each; a turn's work moves from one to the other behind an event.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dsuf.cuda.arena import write_array
+from dsuf.cuda.graphs import Graphs
+from dsuf.cuda.machine import Machine
+from dsuf.cuda.prefill import Part, PrefillMode, plan_parts
+from dsuf.cuda.results import RESULT_STEPS, Record, Results
+from dsuf.cuda.step import StepShape
+from dsuf.cuda.streams import Event, Stream
+from dsuf.errors import EngineFailed
+from dsuf.types import PrefillRange, Turn
+
+SMALLEST_ROWS, ROWS_GROWTH, SMALLEST_TOKENS, TOKENS_GROWTH = 32, 4, 1024, 4
+PREFILL_PRIORITY, DECODE_PRIORITY = 0, -1
+
+
+class Seat:
+    """An attached turn: its slot, its prompt, and how far its launched work goes.
+
+    `length` is the number of positions as the host last heard of it, `decoded` how many of them all layers have seen,
+    `pending` the decode steps that it has not heard of.
+    """
+
+    def __init__(self, turn: Turn, slot: int) -> None:
+        self.turn, self.slot = turn, slot
+        self.ids = np.array(turn.prompt.ids, np.int64)
+        self.length = self.decoded = self.pending = self.fed = 0
+        self.finished = False
+        self.event: Event | None = None
+
+    def reach(self, each: int) -> int:
+        """Positions at most after one more step of `each` rows."""
+        return self.length + (self.pending + 1) * each
+
+
+class Outcome(NamedTuple):
+    """What a piece of a step did for a turn: a record, or only more of its prompt, which is there up to `prefilled`."""
+
+    seat: Seat
+    prefilled: int
+    record: Record | None = None
+
+
+class Launched(NamedTuple):
+    """A piece of a step that is under way: whether it is done, and then what it did."""
+
+    ready: Callable[[], bool]
+    take: Callable[[], list[Outcome]]
+
+
+class Launcher:
+    """Launches for one machine. `captures` replays graphs; without it every kernel is launched by itself."""
+
+    def __init__(self, machine: Machine, mode: PrefillMode, *, captures: bool = True) -> None:
+        self.machine, self.mode = machine, mode
+        self.decode_stream, self.prefill_stream = Stream(DECODE_PRIORITY), Stream(PREFILL_PRIORITY)
+        self.graphs = Graphs(captures=captures)
+        self.free = list(range(machine.setup.max_turns - 1, -1, -1))
+        self._most_rows = max(machine.setup.prefill_rows, machine.config.window_size)
+
+    def begin(self, seat: Seat, pages: Sequence[int]) -> None:
+        """Put the turn of `seat` into its slot, without positions."""
+        self.machine.turns.begin(seat.slot, seat.turn.sampling, tuple(pages), self.prefill_stream.handle)
+        self._mark(seat, self.prefill_stream)
+
+    def end(self, seat: Seat) -> None:
+        """Give back the slot of `seat`; nothing of its turn is under way."""
+        if seat.event is not None:
+            seat.event.close()
+        self.free.append(seat.slot)
+
+    def decode(self, seats: list[Seat], drafts: int) -> Launched:
+        """Launch one step for `seats`, with up to `drafts` drafts each."""
+        decoder, stream = self.machine.decoder, self.decode_stream
+        check_room(decoder.results)
+        for seat in seats:
+            if seat.event is not None:
+                stream.follow(seat.event)
+                seat.event.close()
+                seat.event = None
+        longest = max(seat.reach(drafts + 1) for seat in seats)
+        shape = StepShape(self._pick_batch(len(seats)), drafts, self._pick_tokens(longest))
+        wanted = np.full(shape.batch, -1)
+        wanted[: len(seats)] = [seat.slot for seat in seats]
+        write_array(decoder["wanted"], wanted, stream.handle)
+        self.graphs.run(shape, lambda handle: decoder.queue(shape, handle), stream.handle)
+        step, by_slot = decoder.results.launch(), {seat.slot: seat for seat in seats}
+        for seat in seats:
+            seat.pending += 1
+        return Launched(lambda: decoder.results.ready(step), lambda: self._take_decoded(step, by_slot))
+
+    def prefill(self, seat: Seat, part: PrefillRange) -> Launched:
+        """Launch the passes over `part` of a prompt, and its first token if the prompt ends there."""
+        stream, prefiller, last = self.prefill_stream, self.machine.prefiller, part.stop == len(seat.ids)
+        if part.start != seat.fed or not part.start < part.stop <= len(seat.ids):
+            raise EngineFailed(f"The plan prefills {part.start} to {part.stop} after {seat.fed} positions.")
+        check_room(prefiller.results)
+        window = self.machine.config.window_size
+        parts = plan_parts(
+            part.start, part.stop, seat.decoded, last=last, mode=self.mode, window=window, most=self._most_rows
+        )
+        for each in parts:
+            self._launch_part(seat, each)
+        seat.fed = part.stop
+        if last:
+            row = parts[-1].stop - parts[-1].start - 1
+            step = prefiller.choose_first(seat.slot, row, part.stop, stream.handle)
+            self._mark(seat, stream)
+            return Launched(lambda: prefiller.results.ready(step), lambda: self._take_first(step, seat))
+        event = self._mark(seat, stream)
+        return Launched(lambda: event.done, lambda: [Outcome(seat, part.stop)])
+
+    def close(self) -> None:
+        """Wait for all work, and free graphs and streams."""
+        for stream in (self.decode_stream, self.prefill_stream):
+            stream.synchronize()
+        self.graphs.close()
+        self.decode_stream.close()
+        self.prefill_stream.close()
+
+    def _launch_part(self, seat: Seat, part: Part) -> None:
+        prefiller, stream = self.machine.prefiller, self.prefill_stream.handle
+        if part.kind == "forward":
+            if part.start > seat.decoded:
+                prefiller.cut_windows(seat.slot, part.start, stream)
+            seat.decoded = part.stop
+        prefiller.put_rows(seat.slot, part.start, seat.ids[part.start : part.stop], stream)
+        rows, tokens = self._pick_rows(part.stop - part.start), self._pick_tokens(part.stop)
+        self.graphs.run(
+            (part.kind, rows, tokens), lambda handle: prefiller.queue(part.kind, rows, tokens, handle), stream
+        )
+        seat.length = part.stop
+
+    def _mark(self, seat: Seat, stream: Stream) -> Event:
+        """Let later work of the turn on another stream wait for what is queued now."""
+        if seat.event is not None:
+            seat.event.close()
+        seat.event = Event()
+        stream.record(seat.event)
+        return seat.event
+
+    def _take_decoded(self, step: int, by_slot: dict[int, Seat]) -> list[Outcome]:
+        for seat in by_slot.values():
+            seat.pending -= 1
+        records = self.machine.decoder.results.read(step)
+        return [Outcome(by_slot[record.slot], len(by_slot[record.slot].ids), record) for record in records]
+
+    def _take_first(self, step: int, seat: Seat) -> list[Outcome]:
+        return [Outcome(seat, len(seat.ids), record) for record in self.machine.prefiller.results.read(step)]
+
+    def _pick_batch(self, turns: int) -> int:
+        return min(1 << (turns - 1).bit_length(), self.machine.setup.max_turns)
+
+    def _pick_rows(self, rows: int) -> int:
+        return pick_bucket(rows, SMALLEST_ROWS, ROWS_GROWTH, self._most_rows)
+
+    def _pick_tokens(self, tokens: int) -> int:
+        return pick_bucket(tokens, SMALLEST_TOKENS, TOKENS_GROWTH, self.machine.setup.context_tokens)
+
+
+def pick_bucket(wanted: int, smallest: int, growth: int, largest: int) -> int:
+    """The smallest of `smallest`, `smallest` · `growth` … that holds `wanted`, at most `largest`."""
+    size = smallest
+    while size < wanted:
+        size *= growth
+    return min(size, largest)
+
+
+def check_room(results: Results) -> None:
+    """Raise `EngineFailed` if a step more would overwrite a record that the host may not have read."""
+    if results.launched - results.taken >= RESULT_STEPS:
+        raise EngineFailed(f"More than {RESULT_STEPS} steps are under way.")

@@ -30,9 +30,7 @@ USUAL_SHARE = 0.2
 class CudaEngine:
     """`dsuf.types.Engine` on a GPU. `prefill` chooses between the exact and the replayed prefill."""
 
-    def __init__(
-        self, machine: Machine, name: str, weights: str, prefill: PrefillMode, *, captures: bool = True
-    ) -> None:
+    def __init__(self, machine: Machine, weights: str, prefill: PrefillMode, *, captures: bool = True) -> None:
         config, setup = machine.config, machine.setup
         self.machine, self.prefill = machine, prefill
         self.fingerprint = f"{weights}-{LAYOUT}-{prefill}"
@@ -73,7 +71,8 @@ class CudaEngine:
         """Forget `turn`; unknown turns are ignored."""
         seat = self._seats.pop(turn, None)
         if seat is not None:
-            self._worker.submit(self._launcher.end, seat)
+            self._launcher.free.append(seat.slot)
+            self._worker.submit(seat.let_go)
 
     async def step(self, plan: StepPlan) -> list[StepResult]:
         """Launch `plan` behind what was launched before, and wait for it; raises `EngineFailed`."""

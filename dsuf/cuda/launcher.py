@@ -37,6 +37,12 @@ class Seat:
         self.finished = False
         self.event: Event | None = None
 
+    def let_go(self) -> None:
+        """Forget the event that later work waits for."""
+        if self.event is not None:
+            self.event.close()
+            self.event = None
+
     def reach(self, each: int) -> int:
         """Positions at most after one more step of `each` rows."""
         return self.length + (self.pending + 1) * each
@@ -72,12 +78,6 @@ class Launcher:
         self.machine.turns.begin(seat.slot, seat.turn.sampling, tuple(pages), self.prefill_stream.handle)
         self._mark(seat, self.prefill_stream)
 
-    def end(self, seat: Seat) -> None:
-        """Give back the slot of `seat`; nothing of its turn is under way."""
-        if seat.event is not None:
-            seat.event.close()
-        self.free.append(seat.slot)
-
     def decode(self, seats: list[Seat], drafts: int) -> Launched:
         """Launch one step for `seats`, with up to `drafts` drafts each."""
         decoder, stream = self.machine.decoder, self.decode_stream
@@ -85,8 +85,7 @@ class Launcher:
         for seat in seats:
             if seat.event is not None:
                 stream.follow(seat.event)
-                seat.event.close()
-                seat.event = None
+                seat.let_go()
         longest = max(seat.reach(drafts + 1) for seat in seats)
         shape = StepShape(self._pick_batch(len(seats)), drafts, self._pick_tokens(longest))
         wanted = np.full(shape.batch, -1)
@@ -142,8 +141,7 @@ class Launcher:
 
     def _mark(self, seat: Seat, stream: Stream) -> Event:
         """Let later work of the turn on another stream wait for what is queued now."""
-        if seat.event is not None:
-            seat.event.close()
+        seat.let_go()
         seat.event = Event()
         stream.record(seat.event)
         return seat.event

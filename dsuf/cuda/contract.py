@@ -53,10 +53,7 @@ class Params:
         if values.keys() != {field.name for field in self.fields}:
             differ = sorted(values.keys() ^ {field.name for field in self.fields})
             raise CommandError(f"{self.name}: missing or unknown: {', '.join(differ)}")
-        names = dict(sizes)
-        for name, value in values.items():
-            if isinstance(value, int):
-                names[name] = value
+        names = dict(sizes) | {name: value for name, value in values.items() if isinstance(value, int)}
         packed = self.ctype()
         for field in sorted(self.fields, key=lambda field: field.shape is not None):
             setattr(packed, field.name, self._value(field, values[field.name], names))

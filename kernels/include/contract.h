@@ -453,7 +453,7 @@ struct SampleRows {
   float* peak;              // [rows] largest logit
   float* least;             // [rows] smallest logit of the nucleus
   int32_t* last;            // [rows] the highest id of that logit that is in the nucleus
-  int64_t* mass;            // [rows] sum of 2^46 * e^((logit - peak) / temperature) over the nucleus
+  int64_t* mass;            // [rows] sum of 2^44 * e^((logit - peak) / temperature) over the nucleus
   const int32_t* live;      // how many of the launch's rows count
   int32_t rows;             // rows first, first + step ... of the arrays
   int32_t turns;

@@ -1,15 +1,16 @@
 // The distribution that a token is drawn from: a row's logits tempered, cut to the nucleus, as integer masses.
 //
-//   mass(l) = round(2^46 * e^((l - peak) / temperature)); in the nucleus: l > least, or l = least and id <= last
+//   mass(l) = round(2^44 * e^((l - peak) / temperature)); in the nucleus: l > least, or l = least and id <= last
 //
 // Sums of integers do not depend on an order, so that a draw is the same in every launch geometry. What a mass loses is
-// less than 2^-46 of the likeliest token's probability. Random numbers are those of NumPy's Philox generator.
+// less than 2^-44 of the likeliest token's probability; the sum holds for 2^19 tokens. Random numbers are those of
+// NumPy's Philox generator.
 #pragma once
 #include <stdint.h>
 
 namespace dsuf {
 
-constexpr float kMassScale = 0x1p46f;
+constexpr float kMassScale = 0x1p44f;
 constexpr double kShareScale = 0x1p62;  // of probabilities that are compared or subtracted
 
 struct Nucleus {

@@ -62,13 +62,17 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_regions(config: ModelConfig, setup: Setup, pages: int) -> list[Region]:
     """Every region of the engine with this many pages; pure."""
-    sizes = plan_sizes(config, setup, pages)
     draft = setup.drafts and config.n_mtp_layers > 0
-    block = config.dspark_block_size if draft else 0
-    rows, context = setup.max_turns * (block + 1), setup.context_tokens
     weights, _ = plan_weights(config, draft=draft, engram_on_host=setup.engram_on_host)
+    return [*weights, *plan_working_regions(config, setup, pages)]
+
+
+def plan_working_regions(config: ModelConfig, setup: Setup, pages: int) -> list[Region]:
+    """Every region but the weights."""
+    sizes = plan_sizes(config, setup, pages)
+    block = config.dspark_block_size if setup.drafts and config.n_mtp_layers > 0 else 0
+    rows, context = setup.max_turns * (block + 1), setup.context_tokens
     return [
-        *weights,
         *plan_constants(config),
         *sizes.plan(),
         *plan_turns(config, sizes),

@@ -281,11 +281,11 @@ class LocalPeers:
 
 
 def read_rate(stream: Any) -> float:
-    """Bytes a microsecond of a kernel that only reads, best of some runs over 8 GiB."""
+    """Bytes a microsecond of a kernel that only reads, the best of some runs over 8 GiB."""
     source, out = cupy.zeros(8 * GIB, cupy.uint8), cupy.zeros(1, cupy.uint32)
     kernel, times = cupy.RawKernel(READ, "read_all"), []
     with stream:
-        for _ in range(8):
+        for _ in range(40):
             start, stop = cupy.cuda.Event(), cupy.cuda.Event()
             start.record(stream)
             kernel((132 * 4,), (512,), (source, np.uint64(source.nbytes // 16), out))

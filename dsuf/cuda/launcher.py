@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsuf.cuda.arena import write_array
+from dsuf.cuda.arena import Array, write_array
+from dsuf.cuda.caches import PAGE_TOKENS
 from dsuf.cuda.graphs import Graphs
 from dsuf.cuda.machine import Machine
 from dsuf.cuda.prefill import Part, PrefillMode, plan_parts
 from dsuf.cuda.results import RESULT_STEPS, Record, Results
+from dsuf.cuda.states import SlotCopier, StateShape
 from dsuf.cuda.step import StepShape
 from dsuf.cuda.streams import Event, Stream
 from dsuf.errors import EngineFailed
@@ -27,13 +29,16 @@ class Seat:
     """An attached turn: its slot, its prompt, and how far its launched work goes.
 
     `length` is the number of positions as the host last heard of it, `decoded` how many of them all layers have seen,
-    `pending` the decode steps that it has not heard of.
+    `fed` how many of the prompt have been launched, `pending` the decode steps that the host has not heard of, and
+    `replayed` the last length at which a replay cut windows.
     """
 
     def __init__(self, turn: Turn, slot: int) -> None:
         self.turn, self.slot = turn, slot
         self.ids = np.array(turn.prompt.ids, np.int64)
-        self.length = self.decoded = self.pending = self.fed = 0
+        self.length = self.decoded = self.pending = self.fed = self.replayed = 0
+        self.pages: tuple[int, ...] = ()
+        self.generated: list[int] = []
         self.finished = False
         self.event: Event | None = None
 
@@ -57,8 +62,9 @@ class Outcome(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A piece of a step that is under way: whether it is done, and then what it did."""
+    """A piece of a step that is under way on `stream`: whether it is done, and then what it did."""
 
+    stream: Stream
     ready: Callable[[], bool]
     take: Callable[[], list[Outcome]]
 
@@ -71,12 +77,55 @@ class Launcher:
         self.decode_stream, self.prefill_stream = Stream(DECODE_PRIORITY), Stream(PREFILL_PRIORITY)
         self.graphs = Graphs(captures=captures)
         self.free = list(range(machine.setup.max_turns - 1, -1, -1))
+        self.shape = StateShape(machine.sizes)
+        self.copier = SlotCopier(machine.arena, self.shape)
         self._most_rows = max(machine.setup.prefill_rows, machine.config.window_size)
 
     def begin(self, seat: Seat, pages: Sequence[int]) -> None:
         """Put the turn of `seat` into its slot, without positions."""
-        self.machine.turns.begin(seat.slot, seat.turn.sampling, tuple(pages), self.prefill_stream.handle)
+        seat.pages = tuple(pages)
+        self.machine.turns.begin(seat.slot, seat.turn.sampling, seat.pages, self.prefill_stream.handle)
         self._mark(seat, self.prefill_stream)
+
+    def take_over(self, seat: Seat, image: Array, length: int, replayed: int) -> Event:
+        """Let the turn of `seat` go on behind `length` positions from the slot image at `image`, which must stay until
+        the event is done."""
+        self.copier.write(seat.slot, image, self.prefill_stream.handle)
+        seat.length = seat.decoded = seat.fed = length
+        seat.replayed = replayed
+        return self._mark(seat, self.prefill_stream)
+
+    def begin_behind(self, seat: Seat, kept: int) -> int:
+        """Let the turn of `seat` go on without a state, its pages filled up to position `kept`, whole pages.
+
+        Its windows begin anew a window before that; returns where.
+        """
+        turns, stream, slot = self.machine.turns, self.prefill_stream.handle, seat.slot
+        start = max(0, kept - self.machine.config.window_size)
+        image = np.zeros(self.machine.sizes.ring_rows, np.int64)
+        positions = np.arange(max(0, start - len(image)), start)
+        image[positions % len(image)] = seat.ids[positions]
+        turns.write("ids", slot, image, stream)
+        turns.write("floors", slot, np.full(4, start), stream)
+        turns.write("write_table", slot, turns.fill_table(seat.pages, kept // PAGE_TOKENS), stream)
+        seat.length = seat.decoded = seat.fed = start
+        seat.replayed = kept
+        return start
+
+    def read_image(self, seat: Seat, image: Array) -> Event:
+        """Queue the copy of the turn's slot to `image`, as the work launched so far leaves it."""
+        stream = self.decode_stream if seat.event is None else self.prefill_stream
+        self.copier.read(seat.slot, image, stream.handle)
+        event = Event()
+        stream.record(event)
+        return event
+
+    def mark_all(self) -> list[Event]:
+        """Events behind all that is queued now."""
+        events = [Event(), Event()]
+        for stream, event in zip((self.decode_stream, self.prefill_stream), events, strict=True):
+            stream.record(event)
+        return events
 
     def decode(self, seats: list[Seat], drafts: int) -> Launched:
         """Launch one step for `seats`, with up to `drafts` drafts each."""
@@ -95,13 +144,11 @@ class Launcher:
         step, by_slot = decoder.results.launch(), {seat.slot: seat for seat in seats}
         for seat in seats:
             seat.pending += 1
-        return Launched(lambda: decoder.results.ready(step), lambda: self._take_decoded(step, by_slot))
+        return Launched(stream, lambda: decoder.results.ready(step), lambda: self._take_decoded(step, by_slot))
 
     def prefill(self, seat: Seat, part: PrefillRange) -> Launched:
         """Launch the passes over `part` of a prompt, and its first token if the prompt ends there."""
         stream, prefiller, last = self.prefill_stream, self.machine.prefiller, part.stop == len(seat.ids)
-        if part.start != seat.fed or not part.start < part.stop <= len(seat.ids):
-            raise EngineFailed(f"The plan prefills {part.start} to {part.stop} after {seat.fed} positions.")
         check_room(prefiller.results)
         window = self.machine.config.window_size
         parts = plan_parts(
@@ -114,9 +161,14 @@ class Launcher:
             row = parts[-1].stop - parts[-1].start - 1
             step = prefiller.choose_first(seat.slot, row, part.stop, stream.handle)
             self._mark(seat, stream)
-            return Launched(lambda: prefiller.results.ready(step), lambda: self._take_first(step, seat))
+            return Launched(stream, lambda: prefiller.results.ready(step), lambda: self._take_first(step, seat))
         event = self._mark(seat, stream)
-        return Launched(lambda: event.done, lambda: [Outcome(seat, part.stop)])
+        return Launched(stream, lambda: event.done, lambda: [Outcome(seat, part.stop)])
+
+    def check(self, seat: Seat, part: PrefillRange) -> None:
+        """Raise `EngineFailed` if `part` does not go on where the turn's prompt is."""
+        if part.start != seat.fed or not part.start < part.stop <= len(seat.ids):
+            raise EngineFailed(f"The plan prefills {part.start} to {part.stop} after {seat.fed} positions.")
 
     def close(self) -> None:
         """Wait for all work, and free graphs and streams."""
@@ -131,6 +183,7 @@ class Launcher:
         if part.kind == "forward":
             if part.start > seat.decoded:
                 prefiller.cut_windows(seat.slot, part.start, stream)
+                seat.replayed = part.stop
             seat.decoded = part.stop
         prefiller.put_rows(seat.slot, part.start, seat.ids[part.start : part.stop], stream)
         rows, tokens = self._pick_rows(part.stop - part.start), self._pick_tokens(part.stop)

@@ -55,7 +55,7 @@ class Model:
         rows = {name: work[name] for name in ("row_slot", "row_position", "row_id")}
         placed = ("positions", "group_positions", "ring_place", "entry_place", "reachable", "keep", "partner")
         todo.launch(
-            "place_rows", **rows, ids=turns["ids"], table=turns["table"], floors=turns["floors"],
+            "place_rows", **rows, ids=turns["ids"], table=turns["write_table"], floors=turns["floors"],
             engram_ids=self.arena["engram_ids"], **{name: work[name] for name in placed}, history=work["history"],
             windows=work["windows"], turns=sizes.slots, ring=sizes.ring_rows, table_pages=sizes.table_pages,
             page_tokens=PAGE_TOKENS, halves=sizes.halves, pad_id=self.pad_id, fresh=int(todo.fresh),

@@ -58,6 +58,12 @@ class Stream:
         """Block until all that is queued is done; raises `DeviceError` if some of it failed."""
         call(driver.cuStreamSynchronize(self.handle))
 
+    def check(self) -> None:
+        """Raise `DeviceError` if something that was queued has failed."""
+        (status,) = driver.cuStreamQuery(self.handle)
+        if status != driver.CUresult.CUDA_ERROR_NOT_READY:
+            call((status,))
+
     def close(self) -> None:
         """Wait and free."""
         self.synchronize()
@@ -70,8 +76,13 @@ class Stream:
         self.close()
 
 
-async def wait_until(done: Callable[[], bool], expected_s: float, deadline_s: float) -> float:
-    """Wait for `done()`; returns the seconds that it took, raises `DeviceError` after `deadline_s`."""
+async def wait_until(
+    done: Callable[[], bool], expected_s: float, deadline_s: float, check: Callable[[], None] = lambda: None
+) -> float:
+    """Wait for `done()`; returns the seconds that it took, raises `DeviceError` after `deadline_s`.
+
+    `check` is asked now and then, once it takes long, and raises if it can never be done.
+    """
     begun = time.perf_counter()
     if not done() and expected_s > 0:
         await asyncio.sleep(expected_s * SLEPT_SHARE)
@@ -79,5 +90,8 @@ async def wait_until(done: Callable[[], bool], expected_s: float, deadline_s: fl
         waited = time.perf_counter() - begun
         if waited > deadline_s:
             raise DeviceError(f"the device did not finish a step within {deadline_s:.0f} s")
-        await asyncio.sleep(POLL_S if waited < FIRST_PATIENCE * max(expected_s, 0.001) else RARE_POLL_S)
+        late = waited > FIRST_PATIENCE * max(expected_s, 0.001)
+        if late:
+            check()
+        await asyncio.sleep(RARE_POLL_S if late else POLL_S)
     return time.perf_counter() - begun

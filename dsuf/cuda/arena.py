@@ -75,12 +75,19 @@ def _gigabytes(size: int) -> str:
 
 
 class Array:
-    """An array in device or pinned memory, described as CuPy describes its own."""
+    """An array in device or pinned memory, described as CuPy describes its own.
 
-    __slots__ = ("kind", "pointer", "shape")
+    Where several ranks each have one, this is the first rank's, and `shifts` are the bytes from it to the others'.
+    """
 
-    def __init__(self, pointer: int, kind: str, shape: tuple[int, ...]) -> None:
-        self.pointer, self.kind, self.shape = pointer, kind, shape
+    __slots__ = ("kind", "pointer", "shape", "shifts")
+
+    def __init__(self, pointer: int, kind: str, shape: tuple[int, ...], shifts: tuple[int, ...] = ()) -> None:
+        self.pointer, self.kind, self.shape, self.shifts = pointer, kind, shape, shifts
+
+    def on(self, rank: int) -> "Array":
+        """That rank's own; the same for all where there is only one."""
+        return Array(self.pointer + self.shifts[rank - 1], self.kind, self.shape) if rank and self.shifts else self
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -97,25 +104,26 @@ class Array:
         """Rows `start` to `stop` along the first axis, all to the end without a `stop`."""
         stop = self.shape[0] if stop is None else stop
         each = self.bytes // max(1, self.shape[0])
-        return Array(self.pointer + start * each, self.kind, (stop - start, *self.shape[1:]))
+        return Array(self.pointer + start * each, self.kind, (stop - start, *self.shape[1:]), self.shifts)
 
     def __getitem__(self, index: int) -> "Array":
         """Element `index` of the first axis, an array of the other axes."""
         one = self.rows(index, index + 1)
-        return Array(one.pointer, one.kind, one.shape[1:])
+        return Array(one.pointer, one.kind, one.shape[1:], self.shifts)
 
     def viewed(self, kind: str, *shape: int) -> "Array":
         """The same memory as elements of another kind and shape."""
-        return Array(self.pointer, kind, shape)
+        return Array(self.pointer, kind, shape, self.shifts)
 
 
 def write_array(array: Array, values: NDArray[Any], stream: int = 0) -> None:
-    """Copy `values` into `array`; when this returns, `values` may be changed, and later work on `stream` sees them."""
+    """Copy `values` into `array`, every rank's; when this returns, `values` may be changed, and later work on `stream`
+    sees them."""
     held = np.ascontiguousarray(values, DTYPES[array.kind])
     if held.nbytes > array.bytes:
         raise ValueError(f"{held.nbytes} bytes do not fit into {array.bytes}")
-    if held.nbytes:
-        call(driver.cuMemcpyHtoDAsync(array.pointer, held.ctypes.data, held.nbytes, stream))
+    for shift in (0, *array.shifts) if held.nbytes else ():
+        call(driver.cuMemcpyHtoDAsync(array.pointer + shift, held.ctypes.data, held.nbytes, stream))
 
 
 def read_array(array: Array, stream: int = 0) -> NDArray[Any]:
@@ -128,16 +136,17 @@ def read_array(array: Array, stream: int = 0) -> NDArray[Any]:
 
 
 def fill_bytes(array: Array, value: int, stream: int = 0) -> None:
-    """Set every byte of `array`."""
-    if array.bytes:
-        call(driver.cuMemsetD8Async(array.pointer, value, array.bytes, stream))
+    """Set every byte of `array`, every rank's."""
+    for shift in (0, *array.shifts) if array.bytes else ():
+        call(driver.cuMemsetD8Async(array.pointer + shift, value, array.bytes, stream))
 
 
 class Arena:
-    """The arrays of some regions, zeroed; `close` frees them all."""
+    """The arrays of some regions, zeroed, once for each of `ranks`; `close` frees them all."""
 
-    def __init__(self, regions: Iterable[Region]) -> None:
+    def __init__(self, regions: Iterable[Region], ranks: int = 1) -> None:
         """Allocate; raises `CommandError` where the device or the host has too little left."""
+        self.ranks = ranks
         self.regions = {region.name: region for region in regions}
         self._pools: dict[bool, int] = {}
         self._arrays: dict[str, Array] = {}
@@ -171,10 +180,11 @@ class Arena:
         total = sum(region.reserved_bytes for region in regions)
         if not total:
             return
-        pool = _take_pinned(total) if pinned else _take_device(total)
+        pool = _take_pinned(total * self.ranks) if pinned else _take_device(total * self.ranks)
         self._pools[pinned] = at = pool
+        shifts = tuple(total * rank for rank in range(1, self.ranks))
         for region in regions:
-            self._arrays[region.name] = Array(at, region.kind, region.shape)
+            self._arrays[region.name] = Array(at, region.kind, region.shape, shifts)
             at += region.reserved_bytes
 
 

@@ -86,8 +86,9 @@ class Array:
         self.pointer, self.kind, self.shape, self.shifts = pointer, kind, shape, shifts
 
     def on(self, rank: int) -> "Array":
-        """That rank's own; the same for all where there is only one."""
-        return Array(self.pointer + self.shifts[rank - 1], self.kind, self.shape) if rank and self.shifts else self
+        """That rank's own, alone; the same for all ranks where there is only one."""
+        shift = self.shifts[rank - 1] if rank and self.shifts else 0
+        return Array(self.pointer + shift, self.kind, self.shape)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

@@ -221,6 +221,10 @@ REDUCE_PEERS = Params(
     "ReducePeers", partials="*i64 ranks", arrived="*i32 ranks", epoch="*i32 1", out="*bf16 rows width",
     missing="*i32 1", **_LIVE, rows="i32", width="i32", ranks="i32", patience_us="i32",
 )  # fmt: skip
+GATHER_PEERS = Params(
+    "GatherPeers", partials="*i64 ranks", arrived="*i32 ranks", epoch="*i32 1", out="*f32 rows ranks width",
+    missing="*i32 1", **_LIVE, rows="i32", width="i32", ranks="i32", patience_us="i32",
+)  # fmt: skip
 _ROW = {"row_slot": "*i32 rows", "row_position": "*i32 rows", "row_id": "*i32 rows"}
 PLACE_ROWS = Params(
     "PlaceRows", **_ROW, ids="*i32 turns ring", table="*i32 turns table_pages", floors="*i32 turns 4",

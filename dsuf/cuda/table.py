@@ -189,6 +189,9 @@ def _peers() -> list[Kernel]:
         Kernel(
             "reduce_peers", "reduce_peers", contract.REDUCE_PEERS, 128, lambda n: (_blocks(n["width"], 1024), n["rows"])
         ),
+        Kernel(
+            "gather_peers", "reduce_peers", contract.GATHER_PEERS, 128, lambda n: (_blocks(n["width"], 512), n["rows"])
+        ),
     ]
 
 

@@ -315,6 +315,19 @@ struct ReducePeers {
   int32_t patience_us;
 };
 
+struct GatherPeers {
+  const int64_t* partials;  // [ranks] the address of every rank's part [rows, width] float32
+  const int32_t* arrived;   // [ranks]
+  const int32_t* epoch;     // [1]
+  float* out;               // [rows, ranks, width]; not a part
+  int32_t* missing;         // [1] as in ReducePeers
+  const int32_t* live;
+  int32_t rows;
+  int32_t width;
+  int32_t ranks;
+  int32_t patience_us;
+};
+
 struct PlaceRows {
   const int32_t* row_slot;  // [rows] whose row it is; rows of a turn are neighbours, one position after the other
   const int32_t* row_position;  // [rows]

@@ -1,4 +1,4 @@
-"""announce_partial and reduce_peers: sums over ranks, here virtual ones that share a GPU."""
+"""announce_partial, reduce_peers and gather_peers: what ranks have parts of, here virtual ones that share a GPU."""
 
 from typing import Any
 
@@ -42,6 +42,14 @@ class Ranks:
             "reduce_peers", stream, partials=self.partials[turn], arrived=own.arrived, epoch=own.epoch, out=own.out,
             missing=own.missing, live=live, rows=self.rows, width=self.width, ranks=len(self.all),
             patience_us=patience_us,
+        )  # fmt: skip
+
+    def gather(self, rank: int, partials: Any, out: Any, live: Any, patience_us: int = PATIENCE_US) -> None:
+        """Rank `rank` puts the parts at `partials` behind each other."""
+        own = self.all[rank]
+        self.gpu.kernels.launch(
+            "gather_peers", partials=partials, arrived=own.arrived, epoch=own.epoch, out=out, missing=own.missing,
+            live=live, rows=self.rows, width=self.width, ranks=len(self.all), patience_us=patience_us,
         )  # fmt: skip
 
     def give(self, turn: int, parts: NDArray[np.uint16]) -> None:
@@ -112,3 +120,34 @@ def test_gives_up(gpu: Gpu, rng: np.random.Generator) -> None:
     assert int(group.all[0].missing[0]) == 2
     assert np.isnan(out[0]).all()
     assert not out[1].any()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize(("rows", "live", "width"), [(1, 1, 4), (6, 6, 512), (5, 3, 516), (2, 0, 16160)])
+def test_gather(gpu: Gpu, rng: np.random.Generator, ranks: int, rows: int, live: int, width: int) -> None:
+    """All parts in order of rank, on every rank; padding is zero."""
+    group, alive = Ranks(gpu, ranks, rows, width), cupy.asarray([live], cupy.int32)
+    parts = rng.standard_normal((ranks, rows, width), np.float32)
+    parts[:, live:] = np.nan
+    held = [cupy.asarray(part) for part in parts]
+    partials = cupy.asarray([part.data.ptr for part in held], cupy.int64)
+    for rank in range(ranks):
+        group.announce(rank)
+    for rank in range(ranks):
+        out = poisoned("f32", (rows, ranks, width))
+        group.gather(rank, partials, out, alive)
+        found = cupy.asnumpy(out)
+        np.testing.assert_array_equal(found[:live], parts.transpose(1, 0, 2)[:live])
+        assert not found[live:].any()
+
+
+def test_gather_gives_up(gpu: Gpu, rng: np.random.Generator) -> None:
+    """As the sum does."""
+    group, alive, out = Ranks(gpu, 2, 2, 64), cupy.asarray([1], cupy.int32), poisoned("f32", (2, 2, 64))
+    held = [cupy.asarray(rng.standard_normal((2, 64), np.float32)) for _ in range(2)]
+    group.announce(0)
+    group.gather(0, cupy.asarray([part.data.ptr for part in held], cupy.int64), out, alive, patience_us=300)
+    found = cupy.asnumpy(out)
+    assert int(group.all[0].missing[0]) == 2
+    assert np.isnan(found[0]).all()
+    assert not found[1].any()

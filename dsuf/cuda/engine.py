@@ -17,6 +17,7 @@ from dsuf.cuda.arena import Array, view_host
 from dsuf.cuda.caches import PAGE_TOKENS
 from dsuf.cuda.launcher import Launched, Launcher, Outcome, Seat
 from dsuf.cuda.machine import Machine, Setup
+from dsuf.cuda.pages import PageCopier
 from dsuf.cuda.prefill import PrefillMode
 from dsuf.cuda.results import ENDED_BY_EOS
 from dsuf.cuda.states import SLACK_TOKENS, ImagePool
@@ -66,6 +67,9 @@ class CudaEngine:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._usual_s: dict[Stream, float] = {}
         self._worker = ThreadPoolExecutor(1, "cuda-engine", machine.device.use)
+        self._copies = ThreadPoolExecutor(1, "cuda-copies", machine.device.use)
+        machine.device.use()
+        self._pages = PageCopier(machine.arena, machine.caches)
 
     @classmethod
     def load(
@@ -123,6 +127,18 @@ class CudaEngine:
         """
         return self._start(self._take_over(self._worker.submit(self._queue_write, self._seat(turn), length, state)))
 
+    def copy_pages(
+        self, pages: Sequence[int], buffers: Sequence[memoryview], *, reads: bool
+    ) -> Coroutine[Any, Any, None]:
+        """Copy each of `pages` into, or out of, the buffer of `page_bytes` at its place in `buffers`."""
+        marking = self._worker.submit(self._launcher.mark_all)
+        copy = self._pages.read if reads else self._pages.write
+        copying = self._copies.submit(lambda: copy(pages, buffers, marking.result()))
+        if not reads:
+            # What is launched from now on may read these pages.
+            self._worker.submit(copying.exception)
+        return self._start(_wait(copying))
+
     def counters(self) -> Mapping[str, int]:
         """Attached turns and decode steps that nobody has heard of."""
         return {"turns": len(self._seats), "steps": sum(seat.pending for seat in self._seats.values())}
@@ -131,13 +147,15 @@ class CudaEngine:
         """Wait for all work, then free everything."""
         while self._tasks:
             await asyncio.wait(self._tasks)
-        await asyncio.get_running_loop().run_in_executor(self._worker, self._shut)
+        await asyncio.to_thread(self._copies.shutdown)
+        await asyncio.wrap_future(self._worker.submit(self._shut))
         await asyncio.to_thread(self._worker.shutdown)
         self._seats.clear()
 
     def _shut(self) -> None:
         self._launcher.close()
         self._images.close()
+        self._pages.close()
         self.machine.close()
 
     def _start(self, work: Coroutine[Any, Any, _T]) -> Coroutine[Any, Any, _T]:
@@ -248,3 +266,7 @@ class CudaEngine:
 
 async def _result(task: "asyncio.Task[_T]") -> _T:
     return await asyncio.shield(task)
+
+
+async def _wait(future: Future[_T]) -> _T:
+    return await asyncio.wrap_future(future)

@@ -26,8 +26,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.rank import rank_of_eight
 from bench.report import publish
-from bench.step import rank_of_eight
 from dsuf.checkpoint.config import ModelConfig
 from dsuf.checkpoint.header import DTYPES
 from dsuf.checkpoint.inventory import TensorSpec, expected_tensors

@@ -31,8 +31,8 @@ from dsuf.errors import DeviceError
 SUMMED = ("project_fp8_o", "combine_experts", "project_fp8_engram")
 """Entries whose `out` is a part of a sum where a rank runs them."""
 
-SETS = 3
-"""Streams that may bring parts together at the same time."""
+STREAMS = 2
+"""Streams on which ranks meet: decode's and prefill's."""
 
 PATIENCE_US = 2_000_000
 ALIGNMENT_BYTES = 256
@@ -41,8 +41,11 @@ Value = DeviceArray | int | float | None
 Values = Mapping[str, Value]
 
 
-def plan_rank_regions(own: ModelConfig, setup: Setup, pages: int, ranks: int) -> list[Region]:
-    """The regions of one of `ranks` ranks whose sizes are `own`: the engine's, with a slice of what makes logits."""
+def plan_rank_regions(
+    own: ModelConfig, setup: Setup, pages: int, ranks: int, streams: int = STREAMS
+) -> list[Region]:  # fmt: skip
+    """The regions of one of `ranks` ranks whose sizes are `own`: the engine's, with a slice of what makes logits, and
+    what it needs to meet the others on some streams."""
     slices = {"head.weight", f"mtp.{own.n_mtp_layers - 1}.markov_head.head.weight"}
     regions = [
         msgspec.structs.replace(r, shape=(own.vocab_size // ranks, *r.shape[1:])) if r.name in slices else r
@@ -50,7 +53,7 @@ def plan_rank_regions(own: ModelConfig, setup: Setup, pages: int, ranks: int) ->
     ]
     block = own.dspark_block_size + 1 if setup.drafts else 1
     rows = max(setup.max_turns * block, setup.prefill_rows, own.window_size)
-    return regions + [region for number in range(SETS) for region in _plan_peers(own, number, rows, ranks)]
+    return regions + [region for number in range(streams) for region in _plan_peers(own, number, rows, ranks)]
 
 
 def _plan_peers(own: ModelConfig, number: int, rows: int, ranks: int) -> list[Region]:
@@ -100,7 +103,7 @@ class RankedKernels(Kernels):
     def __init__(self, kernels: Kernels, arena: Arena, own: ModelConfig) -> None:
         self.names, self.ranks = kernels.names, arena.ranks
         self._kernels, self._arena, self._config = kernels, arena, own
-        self._peers = [Peers(arena, number) for number in range(SETS)]
+        self._peers = [Peers(arena, n) for n in range(len(arena.regions)) if f"peers.{n}.parts" in arena]
         self._by_stream: dict[int, Peers] = {}
         self._slice_rows: dict[int, tuple[int, Array]] = {}  # of each array of logits: its rows, and how many live
 
@@ -137,8 +140,8 @@ class RankedKernels(Kernels):
     def _meet(self, stream: int) -> Peers:
         """The set of arrays that belongs to `stream`."""
         if stream not in self._by_stream:
-            if not len(self._by_stream) < SETS:
-                raise DeviceError(f"ranks meet on at most {SETS} streams")
+            if not len(self._by_stream) < len(self._peers):
+                raise DeviceError(f"ranks meet on at most {len(self._peers)} streams")
             self._by_stream[stream] = self._peers[len(self._by_stream)]
         return self._by_stream[stream]
 
@@ -199,15 +202,19 @@ class RankView(Arena):
 
 
 def load_ranks(
-    directory: Path, setup: Setup, ranks: int, progress: Callable[[int], None] = lambda done: None
-) -> Machine:
-    """A machine of `ranks` ranks on this GPU with the checkpoint in `directory`; raises as `Machine.load` does."""
+    directory: Path, setup: Setup, ranks: int, progress: Callable[[int], None] = lambda done: None,
+    streams: int = STREAMS,
+) -> Machine:  # fmt: skip
+    """A machine of `ranks` ranks on this GPU with the checkpoint in `directory`; raises as `Machine.load` does.
+
+    Work may be queued on up to `streams` streams.
+    """
     config = load_config(directory / "config.json")
     check_ranks(config, ranks)
     own, device = rank_config(config, ranks, ranks - 1), Device()
     pages = count_pages(own, setup, ((setup.budget_bytes or free_bytes()) - RESERVED_BYTES) // ranks)
     kernels = build_kernels(device, own)
-    arena = Arena(plan_rank_regions(own, setup, pages, ranks), ranks)
+    arena = Arena(plan_rank_regions(own, setup, pages, ranks, streams), ranks)
     try:
         pad_id = _fill_ranks(arena, directory, config, own, setup, device, progress)
         ranked = RankedKernels(kernels, arena, own)

@@ -77,7 +77,9 @@ class CudaEngine:
         progress: Callable[[int], None] = lambda done: None,
     ) -> Self:  # fmt: skip
         """Load the checkpoint in `directory`; blocks. Raises `CheckpointError`, `CommandError` or `DeviceError`."""
-        return cls(Machine.load(directory, setup, progress), fingerprint(directory), prefill, captures=captures)
+        engine = cls(Machine.load(directory, setup, progress), fingerprint(directory), prefill, captures=captures)
+        engine._worker.submit(engine._launcher.prepare).result()
+        return engine
 
     def attach(self, turn: Turn, pages: Sequence[int]) -> None:
         """Begin `turn` with an empty cache in `pages`; raises `ContextTooLong` or `QueueFull`."""

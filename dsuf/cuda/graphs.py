@@ -25,9 +25,13 @@ class Graphs:
         if not self.captures:
             queue(stream)
             return
-        if shape not in self._graphs:
-            self._graphs[shape] = _capture(queue, stream)
+        self.prepare(shape, queue, stream)
         call(driver.cuGraphLaunch(self._graphs[shape], stream))
+
+    def prepare(self, shape: Hashable, queue: Queue, stream: int) -> None:
+        """Capture what `queue` queues for `shape`, unless it is there already; nothing runs."""
+        if self.captures and shape not in self._graphs:
+            self._graphs[shape] = _capture(queue, stream)
 
     def close(self) -> None:
         """Free all graphs; none is running."""

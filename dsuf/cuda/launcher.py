@@ -13,7 +13,7 @@ from dsuf.cuda.arena import Array, write_array
 from dsuf.cuda.caches import PAGE_TOKENS
 from dsuf.cuda.graphs import Graphs
 from dsuf.cuda.machine import Machine
-from dsuf.cuda.prefill import Part, PrefillMode, plan_parts
+from dsuf.cuda.prefill import Part, PassKind, PrefillMode, plan_parts
 from dsuf.cuda.results import RESULT_STEPS, Record, Results
 from dsuf.cuda.states import SlotCopier, StateShape
 from dsuf.cuda.step import StepShape
@@ -80,6 +80,29 @@ class Launcher:
         self.shape = StateShape(machine.sizes)
         self.copier = SlotCopier(machine.arena, self.shape)
         self._most_rows = max(machine.setup.prefill_rows, machine.config.window_size)
+
+    def prepare(self) -> None:
+        """Capture the shapes that most steps have, so that no turn waits for them later.
+
+        Those are all batches without drafts and with all of them, and all sizes of a pass, over short contexts.
+        """
+        drafts = (0, self.machine.config.dspark_block_size) if self.machine.draft else (0,)
+        tokens = min(SMALLEST_TOKENS, self.machine.setup.context_tokens)
+        for batch in sorted({self._pick_batch(turns) for turns in range(1, self.machine.setup.max_turns + 1)}):
+            for count in drafts:
+                self._prepare_step(StepShape(batch, count, tokens))
+        for rows in sorted({self._pick_rows(rows) for rows in range(1, self._most_rows + 1)}):
+            self._prepare_pass("forward", rows, tokens)
+            if self.mode == "replay":
+                self._prepare_pass("encode", rows, tokens)
+
+    def _prepare_step(self, shape: StepShape) -> None:
+        decoder = self.machine.decoder
+        self.graphs.prepare(shape, lambda handle: decoder.queue(shape, handle), self.decode_stream.handle)
+
+    def _prepare_pass(self, kind: PassKind, rows: int, tokens: int) -> None:
+        prefiller, stream = self.machine.prefiller, self.prefill_stream.handle
+        self.graphs.prepare((kind, rows, tokens), lambda handle: prefiller.queue(kind, rows, tokens, handle), stream)
 
     def begin(self, seat: Seat, pages: Sequence[int]) -> None:
         """Put the turn of `seat` into its slot, without positions."""

@@ -65,8 +65,8 @@ class DeviceModel(Model):
         self.engrams = {layer: DeviceEngram(self, layer) for layer in self.config.engram_layer_ids}
         self.begun, self.segment = 0, Segment(self.new_cache(), 0, 0)
 
-    def new_cache(self) -> DeviceCache:
-        """An empty cache for one sequence."""
+    def new_cache(self, table: object = None) -> DeviceCache:
+        """An empty cache for one sequence, in a slot and pages of the machine; there are no other tables."""
         self.begun += 1
         return DeviceCache(self.machine, self.begun % SLOTS, -(-(ROWS + 8) // 128))
 

@@ -12,14 +12,18 @@ from dsuf.checkpoint.config import ModelConfig, load_config
 from dsuf.checkpoint.forms import RELEASED
 from dsuf.checkpoint.synthetic import EMBEDDED
 from dsuf.cuda import ranks as module
-from dsuf.cuda.arena import Array, read_array
+from dsuf.cuda.arena import Array, read_array, write_array
+from dsuf.cuda.ends import enter_streams
 from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.group import rank_config
+from dsuf.cuda.launches import Pass
 from dsuf.cuda.machine import Machine, Setup, plan_sizes
 from dsuf.cuda.ranks import SUMMED, RankedKernels, load_ranks, plan_rank_regions
-from dsuf.cuda.step import StepShape
+from dsuf.cuda.step import StepShape, entries_of
+from dsuf.types import Sampling
 from tests.cuda.drive import generate
 from tests.cuda.paper import PaperArena, PaperKernels
+from tests.cuda.test_engine import Watcher, row_errors
 
 STRIDE = 1 << 44
 SETUP = Setup(context_tokens=1024, max_turns=4, prefill_rows=64)
@@ -107,8 +111,45 @@ def prompts(machine: Machine) -> list[NDArray[np.int64]]:
     return [np.random.default_rng(n).integers(3, machine.config.vocab_size, n) for n in (1, 2, 17, 64, 90, 127, 129)]
 
 
-def test_ranks_say_what_one_says(machine: Machine, many: Machine, prompts: list[NDArray[np.int64]]) -> None:
-    """Bits agree between ranks; with one rank they agree but for roundings of the parts that are summed."""
+def begin_pass(machine: Machine, ids: NDArray[np.int64]) -> tuple[Pass, Watcher]:
+    """A pass over a prompt by hand, up to its first layer."""
+    watcher, prefiller = Watcher(), machine.prefiller
+    machine.turns.begin(0, Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=1), range(8), 0)
+    prefiller.put_rows(0, 0, ids, 0)
+    todo = Pass(
+        prefiller.kernels, 0, prefiller.work, machine.turns, 128, entries_of(1024), fresh=True, observer=watcher
+    )
+    machine.model.place(todo)
+    enter_streams(todo, machine.arena)
+    return todo, watcher
+
+
+def test_layers_with_the_input_of_one_rank(machine: Machine, many: Machine) -> None:
+    """Every layer, given what one rank's was given: what all compute is the same, sums of parts are within roundings.
+
+    Ranks round their parts to BF16 before these are added, so the sums are not one rank's to the bit.
+    """
+    ids = np.random.default_rng(8).integers(3, machine.config.vocab_size, 96)
+    (one, theirs), (split, ours) = begin_pass(machine, ids), begin_pass(many, ids)
+    for layer in range(machine.config.n_layers):
+        for name in ("streams", "ffn.pre"):
+            write_array(split.work[name], read_array(one.work[name]))
+        machine.model.run_layer(one, layer)
+        many.model.run_layer(split, layer)
+        for name in ("attn_out", "ffn_in", "ffn_out", "h_out", "pre_mix_out"):
+            place = f"layers.{layer}.{name}"
+            found = row_errors(ours.seen[place][:96], np.asarray(theirs.seen[place][:96], np.float32))
+            assert np.median(found) <= 5e-3 and (found <= 4e-2).mean() >= 0.97, (place, np.median(found), found.max())
+        if layer not in machine.config.engram_layer_ids:
+            place = f"layers.{layer}.attn_in"
+            np.testing.assert_array_equal(ours.seen[place][:96], theirs.seen[place][:96])
+        for rank in range(1, many.arena.ranks):
+            own, first = (read_array(split.work["streams"].on(r)) for r in (rank, 0))
+            np.testing.assert_array_equal(own, first)
+
+
+def test_whole_runs(machine: Machine, many: Machine, prompts: list[NDArray[np.int64]]) -> None:
+    """Ranks agree to the bit. From one rank's logits theirs are as far as roundings grow to in a random model."""
     one, split = (CudaEngine(each, "weights", "exact") for each in (machine, many))
     same, distances = 0, []
     for prompt in prompts:
@@ -118,9 +159,8 @@ def test_ranks_say_what_one_says(machine: Machine, many: Machine, prompts: list[
         for rank in range(many.arena.ranks):
             np.testing.assert_array_equal(last_logits(many, rank), ours)
         distances.append(float(np.linalg.norm(ours - whole) / np.linalg.norm(whole)))
-    print(f"\n{many.arena.ranks} ranks: same first token {same} of {len(prompts)}, distances {np.round(distances, 4)}")
-    assert np.median(distances) < 0.05
-    assert same >= len(prompts) - 2
+    print(f"\n{many.arena.ranks} ranks: same first token {same} of {len(prompts)}, distances {np.round(distances, 3)}")
+    assert np.median(distances) < 0.5  # of unrelated logits it is 1.4
 
 
 def test_ranks_agree_with_themselves(many: Machine, prompts: list[NDArray[np.int64]]) -> None:

@@ -63,7 +63,8 @@ class DeviceModel(Model):
         self.embedding = read_values(self.machine.arena["embed.weight"], self.config.vocab_size)
         self.layers = [DeviceLayer(self, layer) for layer in range(self.config.n_layers)]
         self.engrams = {layer: DeviceEngram(self, layer) for layer in self.config.engram_layer_ids}
-        self.begun, self.segment = 0, Segment(self.new_cache(), 0, 0)
+        self.begun = 0
+        self.segment = Segment(self.new_cache(), 0, 0)
 
     def new_cache(self, table: object = None) -> DeviceCache:
         """An empty cache for one sequence, in a slot and pages of the machine; there are no other tables."""

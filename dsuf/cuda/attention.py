@@ -7,7 +7,7 @@ physical entry rows, which the layers that reuse it read as it is.
 from dsuf.checkpoint.config import ModelConfig
 from dsuf.cuda.arena import Arena, Array
 from dsuf.cuda.caches import Caches
-from dsuf.cuda.launches import Pass
+from dsuf.cuda.launches import BRANCH, Pass
 
 
 class Projections:
@@ -99,22 +99,30 @@ class Attention:
 
     def run(self, todo: Pass) -> None:
         """Queue the branch of `input` into `branch`; the rows' cache rows are written on the way."""
-        self.projections.keys(todo)
+        self._make_rows(todo.beside(BRANCH))
         self.projections.query_latent(todo)
-        if self.mode == "full":
-            self.write_entries(todo)
-        if self.mode in ("full", "reindex"):
-            self._select(todo)
         self.projections.queries(todo)
+        indexed = self.mode in ("full", "reindex")
+        if indexed:
+            self._score_inputs(todo)
+        todo.join(BRANCH)
+        if indexed:
+            self._select(todo)
+        self._attend(todo)
+        if todo.fresh:
+            self._write_ring(todo)
+        self.projections.output(todo)
+
+    def _make_rows(self, todo: Pass) -> None:
+        """Queue the cache rows that this pass attends to."""
+        self.projections.keys(todo)
         if todo.fresh:
             # The rings still hold what the first rows of a long pass look back at; they are written afterwards.
             pack_fresh(todo, self.config.head_dim, self.caches.sizes.window_bytes)
         else:
             self._write_ring(todo)
-        self._attend(todo)
-        if todo.fresh:
-            self._write_ring(todo)
-        self.projections.output(todo)
+        if self.mode == "full":
+            self.write_entries(todo)
 
     def write_window(self, todo: Pass) -> None:
         """Queue the window rows of `input` into the rings, for rows that attend to nothing here."""
@@ -193,7 +201,6 @@ class Attention:
 
     def _select(self, todo: Pass) -> None:
         """Score the entries that each row may see, and publish the physical rows of the best in `selected`."""
-        self._score_inputs(todo)
         work, c = todo.work, self.config
         entries, size = todo.entries[self.ratio], c.candidate_block_size
         blocks = min(c.candidate_topk_blocks, -(-entries // size))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from dsuf.checkpoint.config import ModelConfig
 from dsuf.cuda.arena import Arena
-from dsuf.cuda.launches import Pass
+from dsuf.cuda.launches import MIXES, Pass
 from dsuf.cuda.moe import Moe
 
 
@@ -24,17 +24,19 @@ class TransformerBlock:
         `attend` queues attention, from `input` to `branch`.
         """
         work, prefix = todo.work, self.prefix
-        self._mix(todo, "attn")
+        self._mix(todo.beside(MIXES), "attn")
         self.collapse(todo, "ffn.pre", "attn_norm")
         todo.see(f"{prefix}.attn_in", work["input"])
         attend(todo)
         todo.see(f"{prefix}.attn_out", work["branch"])
+        todo.join(MIXES)
         self._expand(todo, "attn")
-        self._mix(todo, "ffn")
+        self._mix(todo.beside(MIXES), "ffn")
         self.collapse(todo, "attn.pre", "ffn_norm")
         todo.see(f"{prefix}.ffn_in", work["input"])
         self.moe.run(todo)
         todo.see(f"{prefix}.ffn_out", work["branch"])
+        todo.join(MIXES)
         self._expand(todo, "ffn")
         todo.see(f"{prefix}.h_out", work["streams"])
         todo.see(f"{prefix}.pre_mix_out", work["ffn.pre"])

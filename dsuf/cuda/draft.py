@@ -9,7 +9,7 @@ from dsuf.cuda.attention import Projections, pack_fresh, store_rows
 from dsuf.cuda.block import TransformerBlock
 from dsuf.cuda.caches import Caches
 from dsuf.cuda.ends import enter_streams, project_logits, sample_rows
-from dsuf.cuda.launches import Pass
+from dsuf.cuda.launches import BRANCH, Pass
 
 FOR_DRAFTS = 1
 """The purpose of a draft's random numbers, as the sampling kernel counts purposes."""
@@ -36,10 +36,12 @@ class Stage(TransformerBlock):
     def _attend(self, todo: Pass) -> None:
         """Every row of a block attends to the turn's context window and to the whole block, later rows included."""
         work, c = todo.work, self.config
-        self.projections.keys(todo)
+        aside = todo.beside(BRANCH)
+        self.projections.keys(aside)
+        pack_fresh(aside, c.head_dim, self.row_bytes)
         self.projections.query_latent(todo)
         self.projections.queries(todo)
-        pack_fresh(todo, c.head_dim, self.row_bytes)
+        todo.join(BRANCH)
         todo.launch(
             "attend_sparse", q=work["q"], window=self.ring, fresh=work["fresh"], entries=None, slots=work["windows"],
             selected=None, sink=self.arena[f"{self.prefix}.attn.attn_sink"], out=work["attended"], heads=c.n_heads,

@@ -17,7 +17,7 @@ from dsuf.cuda.prefill import Part, PassKind, PrefillMode, plan_parts
 from dsuf.cuda.results import RESULT_STEPS, Record, Results
 from dsuf.cuda.states import SlotCopier, StateShape
 from dsuf.cuda.step import StepShape
-from dsuf.cuda.streams import Event, Stream
+from dsuf.cuda.streams import Event, Sides, Stream
 from dsuf.errors import EngineFailed
 from dsuf.types import PrefillRange, Turn
 
@@ -75,6 +75,8 @@ class Launcher:
     def __init__(self, machine: Machine, mode: PrefillMode, *, captures: bool = True) -> None:
         self.machine, self.mode = machine, mode
         self.decode_stream, self.prefill_stream = Stream(DECODE_PRIORITY), Stream(PREFILL_PRIORITY)
+        self.decode_sides, self.prefill_sides = Sides(2, DECODE_PRIORITY), Sides(2, PREFILL_PRIORITY)
+        machine.decoder.sides, machine.prefiller.sides = self.decode_sides, self.prefill_sides
         self.graphs = Graphs(captures=captures)
         self.free = list(range(machine.setup.max_turns - 1, -1, -1))
         self.shape = StateShape(machine.sizes)
@@ -198,8 +200,8 @@ class Launcher:
         for stream in (self.decode_stream, self.prefill_stream):
             stream.synchronize()
         self.graphs.close()
-        self.decode_stream.close()
-        self.prefill_stream.close()
+        for streams in (self.decode_stream, self.prefill_stream, self.decode_sides, self.prefill_sides):
+            streams.close()
 
     def _launch_part(self, seat: Seat, part: Part) -> None:
         prefiller, stream = self.machine.prefiller, self.prefill_stream.handle

@@ -1,6 +1,7 @@
 """A pass: launches over the rows of one pipeline, queued on its stream or captured into a graph."""
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Protocol
 
 import numpy as np
@@ -9,8 +10,13 @@ from numpy.typing import NDArray
 from dsuf.cuda.arena import Array, write_array
 from dsuf.cuda.contract import DeviceArray
 from dsuf.cuda.kernels import Kernels
+from dsuf.cuda.streams import Sides
 from dsuf.cuda.turns import Turns
 from dsuf.cuda.workspace import Workspace
+
+
+MIXES, BRANCH = 0, 1
+"""Side streams: a site's mixes, which nothing needs before its expansion; a part of the branch beside the rest of it."""
 
 
 class Observer(Protocol):
@@ -28,13 +34,16 @@ class Pass:
 
     `entries` bounds, by ratio, how many compressed entries a turn of this pass can have (multiples of 8). Rows of a
     pass with `fresh` read each other's window rows beside the rings, so that there may be more of them than a ring has
-    to spare. `turns` is what the slots hold of their turns, by name.
+    to spare. `turns` is what the slots hold of their turns, by name. With `sides` a part of the launches can run beside
+    the others.
     """
 
     def __init__(
         self, kernels: Kernels, stream: int, work: Workspace, turns: Turns, rows: int, entries: Mapping[int, int], *,
-        fresh: bool, observer: Observer | None = None,
+        fresh: bool, observer: Observer | None = None, sides: Sides | None = None,
     ) -> None:  # fmt: skip
+        # An observer looks at arrays as soon as their launch is queued, which asks for one stream.
+        self.sides = None if observer is not None else sides
         self.kernels, self.stream, self.work, self.turns = kernels, stream, work, turns
         self.rows, self.entries, self.fresh, self.observer = rows, entries, fresh, observer
 
@@ -45,6 +54,19 @@ class Pass:
     def launch_plain(self, entry: str, **values: DeviceArray | int | float | None) -> None:
         """Queue `entry` with the fields that are given and no others."""
         self.kernels.launch(entry, self.stream, **values)
+
+    def beside(self, number: int) -> "Pass":
+        """The same pass on side stream `number`, from here on until `join`; the pass itself where there are none."""
+        if self.sides is None:
+            return self
+        part = copy(self)
+        part.stream = self.sides.fork(self.stream, number)
+        return part
+
+    def join(self, number: int) -> None:
+        """Go on only behind what was queued on side stream `number`."""
+        if self.sides is not None:
+            self.sides.join(self.stream, number)
 
     def quantize(self, name: str, width: int, *, rows: int | None = None, live: Array | None = None) -> None:
         """Put activation `name` into FP8 form, beside it."""

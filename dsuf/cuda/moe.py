@@ -2,7 +2,7 @@
 
 from dsuf.checkpoint.config import ModelConfig
 from dsuf.cuda.arena import Arena, Array
-from dsuf.cuda.launches import Pass
+from dsuf.cuda.launches import BRANCH, Pass
 
 _FORMS = (("", "weight"), ("_scale", "scale"))
 
@@ -16,9 +16,10 @@ class Moe:
 
     def run(self, todo: Pass) -> None:
         """Queue the branch of `input` into `branch`."""
+        self._run_shared(todo.beside(BRANCH))
         self._route(todo)
         self._run_routed(todo)
-        self._run_shared(todo)
+        todo.join(BRANCH)
         work = todo.work
         todo.launch(
             "combine_experts", routed=work["routed"], shared=work["shared"], out=work["branch"], picks=self.picks

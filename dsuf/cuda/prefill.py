@@ -18,6 +18,7 @@ from dsuf.cuda.launches import Observer, Pass
 from dsuf.cuda.model import Model
 from dsuf.cuda.results import Results
 from dsuf.cuda.step import FOR_TOKENS, advance_turns, entries_of
+from dsuf.cuda.streams import Sides
 from dsuf.cuda.turns import DECODER, DRAFT, Turns
 from dsuf.cuda.workspace import Workspace
 
@@ -53,13 +54,14 @@ def _cut(kind: PassKind, start: int, stop: int, most: int) -> list[Part]:
 
 
 class Prefiller:
-    """Queues passes over the rows of one turn, and first tokens."""
+    """Queues passes over the rows of one turn, and first tokens; with `sides` parts of a pass run beside each other."""
 
     def __init__(
         self, arena: Arena, kernels: Kernels, model: Model, draft: Draft | None, turns: Turns, *, eos_id: int
     ) -> None:
         self.arena, self.kernels, self.model, self.draft, self.turns = arena, kernels, model, draft, turns
         self.eos_id, self.work, self.results = eos_id, Workspace(arena, "prefill"), Results(arena, "prefill")
+        self.sides: Sides | None = None
 
     def put_rows(self, slot: int, start: int, ids: NDArray[np.int64], stream: int) -> None:
         """Say whose rows the next pass has: positions of the turn in `slot` from `start` on, with their tokens."""
@@ -105,4 +107,6 @@ class Prefiller:
         self, work: Workspace, rows: int, tokens: int, stream: int, observer: Observer | None
     ) -> Pass:  # fmt: skip
         entries = entries_of(tokens)
-        return Pass(self.kernels, stream, work, self.turns, rows, entries, fresh=True, observer=observer)
+        return Pass(
+            self.kernels, stream, work, self.turns, rows, entries, fresh=True, observer=observer, sides=self.sides
+        )

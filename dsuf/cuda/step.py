@@ -19,6 +19,7 @@ from dsuf.cuda.kernels import Kernels
 from dsuf.cuda.launches import Observer, Pass
 from dsuf.cuda.model import Model
 from dsuf.cuda.results import RESULT_STEPS, Results, plan_results
+from dsuf.cuda.streams import Sides
 from dsuf.cuda.turns import Turns
 from dsuf.cuda.workspace import Workspace
 
@@ -63,7 +64,10 @@ def plan_step(config: ModelConfig, batch: int) -> list[Region]:
 
 
 class Decoder:
-    """Queues decode steps. `rule` and `threshold` are those of the acceptance and of the drafts' length."""
+    """Queues decode steps. `rule` and `threshold` are those of the acceptance and of the drafts' length.
+
+    With `sides` parts of a step run beside each other.
+    """
 
     def __init__(
         self, arena: Arena, kernels: Kernels, model: Model, draft: Draft | None, turns: Turns, *, rule: str,
@@ -74,6 +78,7 @@ class Decoder:
         self.config, self.slots = model.config, model.caches.sizes.slots
         self.work, self.draft_work = Workspace(arena, "decode"), Workspace(arena, "draft")
         self.results = Results(arena, "decode")
+        self.sides: Sides | None = None
 
     def queue(self, shape: StepShape, stream: int, observer: Observer | None = None) -> None:
         """Queue one step of `shape` for the turns in `wanted`."""
@@ -100,8 +105,9 @@ class Decoder:
         self, work: Workspace, rows: int, shape: StepShape, stream: int, observer: Observer | None
     ) -> Pass:  # fmt: skip
         return Pass(
-            self.kernels, stream, work, self.turns, rows, entries_of(shape.tokens), fresh=False, observer=observer
-        )
+            self.kernels, stream, work, self.turns, rows, entries_of(shape.tokens), fresh=False, observer=observer,
+            sides=self.sides,
+        )  # fmt: skip
 
     def _gather(self, shape: StepShape, todo: Pass) -> None:
         todo.launch_plain(

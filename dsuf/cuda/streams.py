@@ -76,6 +76,36 @@ class Stream:
         self.close()
 
 
+class Sides:
+    """Streams beside a main one: what is queued there runs at the same time as what the main one does meanwhile.
+
+    Works on handles, so that it can be captured: a graph then has the branches.
+    """
+
+    def __init__(self, count: int, priority: int = 0) -> None:
+        self._streams = [Stream(priority) for _ in range(count)]
+        self._forks, self._joins = [Event() for _ in range(count)], [Event() for _ in range(count)]
+
+    def fork(self, main: int, number: int) -> int:
+        """Side stream `number`, which goes on from where `main` is; it must have been joined before."""
+        side = self._streams[number].handle
+        call(driver.cuEventRecord(self._forks[number].handle, main))
+        call(driver.cuStreamWaitEvent(side, self._forks[number].handle, 0))
+        return side
+
+    def join(self, main: int, number: int) -> None:
+        """Let `main` go on only behind what side stream `number` has queued."""
+        call(driver.cuEventRecord(self._joins[number].handle, self._streams[number].handle))
+        call(driver.cuStreamWaitEvent(main, self._joins[number].handle, 0))
+
+    def close(self) -> None:
+        """Wait and free."""
+        for stream in self._streams:
+            stream.close()
+        for event in (*self._forks, *self._joins):
+            event.close()
+
+
 async def wait_until(
     done: Callable[[], bool], expected_s: float, deadline_s: float, check: Callable[[], None] = lambda: None
 ) -> float:

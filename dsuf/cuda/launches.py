@@ -14,9 +14,8 @@ from dsuf.cuda.streams import Sides
 from dsuf.cuda.turns import Turns
 from dsuf.cuda.workspace import Workspace
 
-
 MIXES, BRANCH = 0, 1
-"""Side streams: a site's mixes, which nothing needs before its expansion; a part of the branch beside the rest of it."""
+"""Side streams: a site's mixes, which its expansion waits for; a part of the branch beside the rest of it."""
 
 
 class Observer(Protocol):

@@ -33,15 +33,24 @@ class Recorder:
         self.launches.append(Launch(entry, values))
 
 
-def capture(kernels: Kernels, launches: Iterable[Launch], stream: Any) -> Any:
-    """One graph of all `launches`, in their order."""
+def capture(queue: Callable[[int], None], stream: Any) -> Any:
+    """One graph of what `queue` queues on the stream whose handle it is given."""
     stream.begin_capture()
     try:
-        for launch in launches:
-            kernels.launch(launch.entry, stream.ptr, **launch.values)
+        queue(stream.ptr)
     finally:
         graph = stream.end_capture()
     return graph
+
+
+def capture_all(kernels: Kernels, launches: Iterable[Launch], stream: Any) -> Any:
+    """One graph of all `launches`, in their order."""
+
+    def queue(handle: int) -> None:
+        for launch in launches:
+            kernels.launch(launch.entry, handle, **launch.values)
+
+    return capture(queue, stream)
 
 
 def time_us(graph: Any, stream: Any, replays: int, before: Callable[[], None] = lambda: None) -> list[float]:
@@ -69,7 +78,7 @@ def profile(
     found = {}
     for entry in dict.fromkeys(launch.entry for launch in launches):
         own = [launch for launch in launches if launch.entry == entry]
-        found[entry] = len(own), statistics.median(time_us(capture(kernels, own, stream), stream, PROFILED, before))
+        found[entry] = len(own), statistics.median(time_us(capture_all(kernels, own, stream), stream, PROFILED, before))
     return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 

@@ -11,6 +11,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,17 @@ KINDS = ("encode", "forward")
 PROFILED_CONTEXT = 65_536
 
 
-def record(rank: Rank, kind: str, rows: int, context_tokens: int, stream: Any) -> list[Launch]:
-    """The launches of a pass over `rows` rows behind `context_tokens` positions, whose rows are put in place."""
-    tokens = scored_tokens(context_tokens) if context_tokens else 0
-    tokens = max(rows, tokens)
+def put_rows(rank: Rank, rows: int, context_tokens: int, stream: Any) -> int:
+    """Put `rows` rows behind `context_tokens` positions in place; the positions up to their end."""
+    tokens = max(rows, scored_tokens(context_tokens) if context_tokens else 0)
     ids = np.random.default_rng(5).integers(5, rank.config.vocab_size, rows)
     rank.machine(rank.kernels).prefiller.put_rows(0, tokens - rows, ids, stream.ptr)
-    return rank.record(lambda machine: machine.prefiller.queue(kind, rows, tokens, 0))  # type: ignore[arg-type]
+    return tokens
+
+
+def record(rank: Rank, kind: Any, rows: int, tokens: int) -> list[Launch]:
+    """The launches of a pass."""
+    return rank.record(lambda machine: machine.prefiller.queue(kind, rows, tokens, 0))
 
 
 def operations(launches: Sequence[Launch], rank: Rank) -> int:
@@ -57,8 +62,10 @@ def measure(rank: Rank, rows: int, context_tokens: int, stream: Any, replays: in
     """A row a kind of pass."""
     for kind in KINDS:
         with stream:
-            launches = record(rank, kind, rows, context_tokens, stream)
-            times = time_us(capture(rank.kernels, launches, stream), stream, replays)
+            tokens = put_rows(rank, rows, context_tokens, stream)
+            graph = capture(partial(rank.branched(rank.kernels).prefiller.queue, kind, rows, tokens), stream)
+            times = time_us(graph, stream, replays)
+            launches = record(rank, kind, rows, tokens)
         median, count = statistics.median(times), operations(launches, rank)
         print(f"{kind}, {rows} rows, {context_tokens} tokens: {median / 1e3:.2f} ms", flush=True)
         yield {
@@ -72,7 +79,8 @@ def measure(rank: Rank, rows: int, context_tokens: int, stream: Any, replays: in
 def profile_rows(rank: Rank, rows: int, stream: Any) -> Iterator[Row]:
     """A row an entry of an encoder pass: how long its launches take by themselves."""
     with stream:
-        launches = record(rank, "encode", rows, PROFILED_CONTEXT, stream)
+        tokens = put_rows(rank, rows, PROFILED_CONTEXT, stream)
+        launches = record(rank, "encode", rows, tokens)
         found = profile(rank.kernels, launches, stream, lambda: None)
     total = sum(time for _, time in found.values())
     for entry, (count, time) in found.items():

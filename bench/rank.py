@@ -27,6 +27,7 @@ from dsuf.cuda.group import rank_config
 from dsuf.cuda.kernels import Device, Kernels
 from dsuf.cuda.machine import Machine, Setup, plan_regions, plan_sizes
 from dsuf.cuda.step import StepShape
+from dsuf.cuda.streams import Sides
 from dsuf.cuda.weights import plan_weights
 from dsuf.types import Sampling
 
@@ -75,6 +76,13 @@ class Rank:
         self.sizes = plan_sizes(config, self.setup, turns * self.sizes.table_pages)
         self.arena = Arena(plan_regions(config, self.setup, self.sizes.pages))
         self.weights, _ = plan_weights(config, draft=True, engram_on_host=False)
+        self.sides = Sides(2)
+
+    def branched(self, kernels: Any) -> Machine:
+        """As `machine`, with parts of a pass beside each other as in the engine."""
+        machine = self.machine(kernels)
+        machine.decoder.sides = machine.prefiller.sides = self.sides
+        return machine
 
     def machine(self, kernels: Any) -> Machine:
         """The rank as a machine whose launches go to `kernels`."""

@@ -11,7 +11,8 @@ their length before each.
 import argparse
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ import cupy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.launchlist import Launch, capture, profile, time_us
+from bench.launchlist import capture, profile, time_us
 from bench.rank import RANKS, STEADY, Bytes, Rank, gpu_state, rank_of_eight, read_rate, scored_tokens
 from bench.report import Row, publish
 from dsuf.cuda.arena import Array
-from dsuf.cuda.kernels import Device
+from dsuf.cuda.kernels import Device, Kernels
 from dsuf.cuda.machine import build_kernels
+from dsuf.cuda.ranks import SUMMED
 from dsuf.cuda.step import StepShape
 
 SHAPES = {1: (1, 0), 6: (1, 5), 8: (2, 3), 16: (4, 3), 96: (16, 5)}
@@ -33,47 +35,47 @@ SHAPES = {1: (1, 0), 6: (1, 5), 8: (2, 3), 16: (4, 3), 96: (16, 5)}
 MOST_ROWS, MOST_TURNS = 96, 16
 
 
-def reduced(launches: Sequence[Launch], rank: Rank) -> list[Launch]:
-    """`launches` with a sum over eight ranks where a rank has only a part; the other seven are buffers here."""
-    config, peers = rank.config, LocalPeers()
-    out: list[Launch] = []
-    for launch in launches:
-        values = dict(launch.values)
-        if launch.entry == "expand_streams":
-            values["branch"] = peers.result
-        elif launch.entry == "gate_engram":
-            values["projected"] = peers.result
-        out.append(Launch(launch.entry, values))
-        if launch.entry in ("project_fp8_o", "combine_experts"):
-            out += peers.sum(values["out"], values["rows"], config.dim, values["live"])
-        elif launch.entry == "project_fp8_engram":
-            out += peers.sum(values["out"], values["rows"], (config.hc_mult + 1) * config.dim, values["live"])
-    return out
-
-
 class LocalPeers:
-    """The memory of eight ranks as seen by one of them, all of it on this GPU; the others have always arrived."""
+    """Kernels of a rank that adds up what eight ranks have, the others' parts being buffers on this GPU.
 
-    def __init__(self) -> None:
-        widest = MOST_ROWS * 5 * 5120
+    They have always arrived. A sum follows every launch of which a rank has only a part, and what comes next reads it.
+    """
+
+    def __init__(self, kernels: Kernels, dim: int, streams: int) -> None:
+        self.kernels, self.dim, self.launched = kernels, dim, 0
+        widest = MOST_ROWS * (streams + 1) * dim
         self.others = cupy.zeros((RANKS - 1, widest), cupy.uint16)
         self.result, self.epoch = cupy.zeros(widest, cupy.uint16), cupy.zeros(1, cupy.int32)
         self.missing, self.arrived = cupy.zeros(1, cupy.int32), cupy.full((RANKS, RANKS), 1 << 30, cupy.int32)
         self.arrived[0, 0] = 0
         self.words = cupy.asarray([row.data.ptr for row in self.arrived], cupy.int64)
-        self.tables: list[Any] = []
+        self.tables: dict[int, Any] = {}
 
-    def sum(self, part: Array, rows: int, width: int, live: Array) -> list[Launch]:
-        """The two launches that add up `part` [rows, width] and the others'."""
+    def show(self, parts: Iterable[Array]) -> None:
+        """Make the tables of addresses of what is summed; nothing can be uploaded while a graph is captured."""
         others = [row.data.ptr for row in self.others]
-        self.tables.append(cupy.asarray([part.pointer, *others], cupy.int64))
-        announce = {"arrived": self.words, "epoch": self.epoch, "rank": 0, "ranks": RANKS}
-        reduce = {
-            "partials": self.tables[-1], "arrived": self.arrived[0], "epoch": self.epoch, "out": self.result,
-            "missing": self.missing, "live": live, "rows": rows, "width": width, "ranks": RANKS,
-            "patience_us": 1_000_000,
-        }  # fmt: skip
-        return [Launch("announce_partial", announce), Launch("reduce_peers", reduce)]
+        for part in parts:
+            self.tables[part.pointer] = cupy.asarray([part.pointer, *others], cupy.int64)
+
+    def launch(self, entry: str, stream: int = 0, **values: Any) -> None:
+        """As `Kernels.launch`."""
+        if entry == "expand_streams":
+            values["branch"] = self.result
+        elif entry == "gate_engram":
+            values["projected"] = self.result
+        self.kernels.launch(entry, stream, **values)
+        self.launched += 1
+        if entry in SUMMED:
+            self._sum(values["out"], values.get("n", self.dim), values["rows"], values["live"], stream)
+
+    def _sum(self, part: Array, width: int, rows: int, live: Array, stream: int) -> None:
+        self.kernels.launch("announce_partial", stream, arrived=self.words, epoch=self.epoch, rank=0, ranks=RANKS)
+        self.kernels.launch(
+            "reduce_peers", stream, partials=self.tables[part.pointer], arrived=self.arrived[0], epoch=self.epoch,
+            out=self.result, missing=self.missing, live=live, rows=rows, width=width, ranks=RANKS,
+            patience_us=1_000_000,
+        )  # fmt: skip
+        self.launched += 2
 
 
 def measure(rank: Rank, rows: int, context_tokens: int, stream: Any, rate: float, replays: int) -> Iterator[Row]:
@@ -87,9 +89,11 @@ def measure(rank: Rank, rows: int, context_tokens: int, stream: Any, rate: float
         launches = rank.record(lambda machine: machine.decoder.queue(shape, 0))
         counted = Bytes(rank, shape, distinct)
         total = sum(counted.of(launch) for launch in launches)
-        for reduction in ("none", "local"):
-            todo = launches if reduction == "none" else reduced(launches, rank)
-            times = time_us(capture(rank.kernels, todo, stream), stream, replays, reset)
+        peers = LocalPeers(rank.kernels, rank.config.dim, rank.config.hc_mult)
+        peers.show(launch.values["out"] for launch in launches if launch.entry in SUMMED)
+        for reduction, kernels in (("none", rank.kernels), ("local", peers)):
+            graph = capture(partial(rank.branched(kernels).decoder.queue, shape), stream)
+            times = time_us(graph, stream, replays, reset)
             median, floor = statistics.median(times), total / rate
             print(f"{rows} rows, {context_tokens} tokens, {reduction}: {median:.0f} us", flush=True)
             yield {
@@ -98,7 +102,8 @@ def measure(rank: Rank, rows: int, context_tokens: int, stream: Any, rate: float
                 "draft_experts": round(mean_experts(distinct, "mtp."), 1), "gigabytes": round(total / 1e9, 3),
                 "floor_ms": round(floor / 1e3, 3), "median_ms": round(median / 1e3, 3),
                 "p90_ms": round(times[int(0.9 * (len(times) - 1))] / 1e3, 3), "min_ms": round(times[0] / 1e3, 3),
-                "ratio": round(median / floor, 2), "tb_per_s": round(total / median / 1e6, 2), "launches": len(todo),
+                "ratio": round(median / floor, 2), "tb_per_s": round(total / median / 1e6, 2),
+                "launches": peers.launched or len(launches),
                 "finite": bool(cupy.isfinite(cupy.asarray(rank.arena["decode.logits"])[:rows]).all()),
             }  # fmt: skip
 

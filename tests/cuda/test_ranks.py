@@ -157,7 +157,8 @@ def test_layers_with_the_input_of_one_rank(machine: Machine, many: Machine) -> N
             assert_near(ours.seen[f"{prefix}.attn_out"], theirs.seen[f"{prefix}.attn_out"], f"{prefix}.attn")
         copy_across(machine, many, "input", "input.codes", "input.scales")
         many.model.layers[layer].moe.run(split)
-        np.testing.assert_array_equal(*(read_array(each.prefiller.work["chosen"]) for each in (machine, many)))
+        chosen = [read_array(each.prefiller.work["chosen"])[:96] for each in (machine, many)]
+        np.testing.assert_array_equal(*chosen)
         branches = [read_array(many.prefiller.work["branch"].on(rank)) for rank in range(many.arena.ranks)]
         assert all(np.array_equal(branch, branches[0]) for branch in branches)
         own = branches[0].view(ml_dtypes.bfloat16).astype(np.float32)

@@ -234,6 +234,7 @@ class CudaEngine:
             return queued
         length, memory, copied = queued
         await wait_until(lambda: copied.done, 0.0, STEP_DEADLINE_S)
+        copied.close()
         self._images.give_back(memory)
         return length
 

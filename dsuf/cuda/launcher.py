@@ -118,7 +118,8 @@ class Launcher:
         self.copier.write(seat.slot, image, self.prefill_stream.handle)
         seat.length = seat.decoded = seat.fed = length
         seat.replayed = replayed
-        return self._mark(seat, self.prefill_stream)
+        self._mark(seat, self.prefill_stream)
+        return record_event(self.prefill_stream)
 
     def begin_behind(self, seat: Seat, kept: int) -> int:
         """Let the turn of `seat` go on without a state, its pages filled up to position `kept`, whole pages.
@@ -141,16 +142,11 @@ class Launcher:
         """Queue the copy of the turn's slot to `image`, as the work launched so far leaves it."""
         stream = self.decode_stream if seat.event is None else self.prefill_stream
         self.copier.read(seat.slot, image, stream.handle)
-        event = Event()
-        stream.record(event)
-        return event
+        return record_event(stream)
 
     def mark_all(self) -> list[Event]:
         """Events behind all that is queued now."""
-        events = [Event(), Event()]
-        for stream, event in zip((self.decode_stream, self.prefill_stream), events, strict=True):
-            stream.record(event)
-        return events
+        return [record_event(stream) for stream in (self.decode_stream, self.prefill_stream)]
 
     def decode(self, seats: list[Seat], drafts: int) -> Launched:
         """Launch one step for `seats`, with up to `drafts` drafts each."""
@@ -187,8 +183,9 @@ class Launcher:
             step = prefiller.choose_first(seat.slot, row, part.stop, stream.handle)
             self._mark(seat, stream)
             return Launched(stream, lambda: prefiller.results.ready(step), lambda: self._take_first(step, seat))
-        event = self._mark(seat, stream)
-        return Launched(stream, lambda: event.done, lambda: [Outcome(seat, part.stop)])
+        self._mark(seat, stream)
+        event = record_event(stream)
+        return Launched(stream, lambda: event.done, lambda: self._take_part(event, Outcome(seat, part.stop)))
 
     def check(self, seat: Seat, part: PrefillRange) -> None:
         """Raise `EngineFailed` if `part` does not go on where the turn's prompt is."""
@@ -217,12 +214,14 @@ class Launcher:
         )
         seat.length = part.stop
 
-    def _mark(self, seat: Seat, stream: Stream) -> Event:
+    def _mark(self, seat: Seat, stream: Stream) -> None:
         """Let later work of the turn on another stream wait for what is queued now."""
         seat.let_go()
-        seat.event = Event()
-        stream.record(seat.event)
-        return seat.event
+        seat.event = record_event(stream)
+
+    def _take_part(self, event: Event, outcome: Outcome) -> list[Outcome]:
+        event.close()
+        return [outcome]
 
     def _take_decoded(self, step: int, by_slot: dict[int, Seat]) -> list[Outcome]:
         for seat in by_slot.values():
@@ -241,6 +240,13 @@ class Launcher:
 
     def _pick_tokens(self, tokens: int) -> int:
         return pick_bucket(tokens, SMALLEST_TOKENS, TOKENS_GROWTH, self.machine.setup.context_tokens)
+
+
+def record_event(stream: Stream) -> Event:
+    """A new event behind all that `stream` has queued; who waits for it closes it."""
+    event = Event()
+    stream.record(event)
+    return event
 
 
 def pick_bucket(wanted: int, smallest: int, growth: int, largest: int) -> int:

@@ -27,13 +27,15 @@ def count_pages(turn: Turn) -> int:
     return -(-(len(turn.prompt.ids) + turn.sampling.max_tokens + 8) // PAGE_TOKENS)
 
 
-def prefill(engine: CudaEngine, turn: Turn, start: int = 0, chunk: int | None = None) -> StepResult:
-    """Prefill the prompt from `start` on; the result with its first token."""
-    length = len(turn.prompt.ids)
-    for first in range(start, length, chunk or length):
-        part = PrefillRange(turn.id, first, min(length, first + (chunk or length)))
-        (results,) = engine.run(StepPlan(prefill=(part,)))
-    return results[0]
+def prefill(engine: CudaEngine, turn: Turn, start: int = 0, chunk: int | None = None, ahead: int = 0) -> StepResult:
+    """Prefill the prompt from `start` on, `ahead` chunks launched before the first is done; what has the first token."""
+    length, size = len(turn.prompt.ids), chunk or len(turn.prompt.ids)
+    parts = [PrefillRange(turn.id, first, min(length, first + size)) for first in range(start, length, size)]
+    for first in range(0, len(parts), 1 + ahead):
+        group = parts[first : first + 1 + ahead]
+        told = engine.run(*[StepPlan(prefill=(part,)) for part in group])
+        assert [results[0].prefilled for results in told] == [part.stop for part in group]
+    return told[-1][0]
 
 
 def decode(engine: CudaEngine, turns: Sequence[Turn], drafts: int = 0, ahead: int = 0) -> dict[str, list[int]]:
@@ -61,7 +63,7 @@ def generate(
     for turn in turns:
         engine.attach(turn, range(used, used + count_pages(turn)))
         used += count_pages(turn)
-        first[turn.id] = prefill(engine, turn, chunk=chunk)
+        first[turn.id] = prefill(engine, turn, chunk=chunk, ahead=ahead)
     rest = decode(engine, [turn for turn in turns if not first[turn.id].finish], drafts, ahead)
     for turn in turns:
         engine.detach(turn.id)

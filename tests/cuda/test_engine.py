@@ -126,14 +126,15 @@ def test_first_token(exact: CudaEngine, machine: Machine, reference: Model, prom
 
 @pytest.mark.parametrize("mode", ["exact", "replay"])
 def test_chunks(mode: str, exact: CudaEngine, replay: CudaEngine, machine: Machine) -> None:
-    """Tokens and cache bytes are the same for any division of the prompt, and without graphs."""
+    """Tokens and cache bytes are the same for any division of the prompt, launched ahead or not, and without graphs."""
     engine = exact if mode == "exact" else replay
     plain = CudaEngine(machine, "weights", engine.prefill, captures=False)
     ids = np.random.default_rng(1).integers(3, machine.config.vocab_size, 150)
     whole = generate(engine, [ids], 40)
     left = read_caches(machine, 150 + 30)
-    for other, chunk in ((engine, 1), (engine, 7), (engine, 33), (engine, 128), (plain, None)):
-        assert generate(other, [ids], 40, chunk=chunk) == whole
+    ways = ((engine, 1, 3), (engine, 7, 0), (engine, 33, 1), (engine, 33, 9), (engine, 128, 0), (plain, None, 0))
+    for other, chunk, ahead in ways:
+        assert generate(other, [ids], 40, chunk=chunk, ahead=ahead) == whole
         assert read_caches(machine, 150 + 30) == left
 
 

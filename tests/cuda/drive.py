@@ -28,7 +28,7 @@ def count_pages(turn: Turn) -> int:
 
 
 def prefill(engine: CudaEngine, turn: Turn, start: int = 0, chunk: int | None = None, ahead: int = 0) -> StepResult:
-    """Prefill the prompt from `start` on, `ahead` chunks launched before one is done; the result with the first token."""
+    """Prefill the prompt from `start` on, `ahead` chunks launched beyond the one awaited; the first token."""
     length, size = len(turn.prompt.ids), chunk or len(turn.prompt.ids)
     parts = [PrefillRange(turn.id, first, min(length, first + size)) for first in range(start, length, size)]
     for first in range(0, len(parts), 1 + ahead):

@@ -31,6 +31,7 @@ COMMANDS = (
     Command("serve", "serve a model over HTTP in the foreground", "dsuf.serve"),
     Command("golden", "compare the reference engine with recorded vectors of the official code", "dsuf.golden"),
     Command("weights", "plan, verify or fetch a released checkpoint", "dsuf.checkpoint.commands"),
+    Command("plan", "say how much GPU and host memory serving takes, and whether it fits", "dsuf.cuda.plan"),
     Command("kernels", "build, list or check the CUDA kernels", "dsuf.cuda.commands"),
     Command("doctor", "say what this machine has, and what is missing for what", "dsuf.doctor"),
 )

@@ -48,7 +48,7 @@ class EngramHash:
                 f"tokenizer: {len(token_map.ids)} tokens with {token_map.size} Engram ids, the configuration says "
                 f"{config.vocab_size} with {config.engram_compressed_vocab_size}"
             )
-        primes = _primes(config)
+        primes = table_primes(config)
         rows = primes.sum(axis=(1, 2)).tolist()
         if tuple(rows) != config.engram_num_embeddings:
             stated = list(config.engram_num_embeddings)
@@ -112,8 +112,8 @@ def _multipliers(config: ModelConfig) -> NDArray[np.int64]:
     return np.array(draws, np.int64).reshape(shape) * 2 + 1
 
 
-def _primes(config: ModelConfig) -> NDArray[np.int64]:
-    """The smallest primes from `engram_vocab_size` on, each used once: [layers, shifts - 1, heads]."""
+def table_primes(config: ModelConfig) -> NDArray[np.int64]:
+    """Rows of each sub-table [layers, shifts - 1, heads]: ever larger primes from `engram_vocab_size` on."""
     shape = (len(config.engram_layer_ids), config.engram_max_ngram_size - 1, config.engram_n_heads)
     found = islice(filter(_is_prime, count(config.engram_vocab_size)), int(np.prod(shape)))
     return np.array(list(found), np.int64).reshape(shape)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from dsuf.errors import CommandError
 
-_NUMBERS: dict[str, Any] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
-_DTYPES = {"bf16": "<u2", "u8": "|u1", "f32": "<f4", "i32": "<i4", "i64": "<i8"}
+_NUMBERS: dict[str, Any] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
+_DTYPES = {"bf16": "<u2", "u8": "|u1", "f32": "<f4", "f64": "<f8", "i32": "<i4", "i64": "<i8"}
 ALIGNMENT_BYTES = 16
 
 
@@ -46,27 +46,28 @@ class Params:
         """Bytes from the start of the struct to each field."""
         return {field.name: getattr(self.ctype, field.name).offset for field in self.fields}
 
-    def pack(self, values: Mapping[str, DeviceArray | int | None], sizes: Mapping[str, int]) -> ctypes.Structure:
+    def pack(
+        self, values: Mapping[str, DeviceArray | int | float | None], sizes: Mapping[str, int]
+    ) -> ctypes.Structure:
         """The struct that holds `values`; raises `CommandError` for a wrong name, type, size or alignment."""
         if values.keys() != {field.name for field in self.fields}:
             differ = sorted(values.keys() ^ {field.name for field in self.fields})
             raise CommandError(f"{self.name}: missing or unknown: {', '.join(differ)}")
         names = dict(sizes) | {name: value for name, value in values.items() if isinstance(value, int)}
-        for field in self.fields:
-            if field.shape is None and field.name not in names:
-                raise CommandError(f"{self.name}.{field.name}: a number is needed")
         packed = self.ctype()
-        for field in self.fields:
+        for field in sorted(self.fields, key=lambda field: field.shape is not None):
             setattr(packed, field.name, self._value(field, values[field.name], names))
         return packed
 
-    def _value(self, field: Field, value: DeviceArray | int | None, names: Mapping[str, int]) -> int | None:
+    def _value(self, field: Field, value: DeviceArray | int | float | None, names: Mapping[str, int]) -> float | None:
         """What goes into `field`: the number, or the address of the array after its checks."""
         if field.shape is None:
-            return names[field.name]
+            if isinstance(value, int) or (isinstance(value, float) and field.kind == "f32"):
+                return value
+            raise CommandError(f"{self.name}.{field.name}: a number is needed")
         if value is None and field.optional:
             return None
-        if value is None or isinstance(value, int):
+        if value is None or isinstance(value, int | float):
             raise CommandError(f"{self.name}.{field.name}: an array is needed")
         described = value.__cuda_array_interface__
         need, have = int(bool(field.shape)), 1
@@ -88,8 +89,8 @@ def _array_problem(field: Field, described: Mapping[str, Any], need: int, have: 
         return "the array has gaps"
     if have < need:
         return f"{need} elements are needed, the array has {have}"
-    # A row of packed cache bytes can begin anywhere.
-    if field.kind != "u8" and have and described["data"][0] % ALIGNMENT_BYTES:
+    # A row of packed cache bytes can begin anywhere; numbers that say where things are are read one by one.
+    if field.kind in ("bf16", "f32") and have and described["data"][0] % ALIGNMENT_BYTES:
         return f"the array is not aligned to {ALIGNMENT_BYTES} bytes"
     return ""
 
@@ -177,18 +178,26 @@ COMBINE_EXPERTS = Params(
 )  # fmt: skip
 SWIGLU = Params("Swiglu", hidden="*bf16 rows 2 inter", inner="*bf16 rows inter", **_LIVE, rows="i32")
 ATTEND_SPARSE = Params(
-    "AttendSparse", q="*bf16 rows heads head_dim", window="*u8", entries="*u8?",
-    slots="*i32 rows window_slots+entry_slots", sink="*f32 heads",
+    "AttendSparse", q="*bf16 rows heads head_dim", window="*u8", fresh="*u8?", entries="*u8?",
+    slots="*i32 rows window_slots", selected="*i32? rows entry_slots", sink="*f32 heads",
     out="*bf16 rows heads head_dim", **_LIVE, rows="i32", heads="i32", window_slots="i32",
     entry_slots="i32",
 )  # fmt: skip
+_PAGED = {"table_pages": "i32", "page_rows": "i32", "block_count": "i32", "block_size": "i32"}
+SCALE_HEADS = Params("ScaleHeads", weights="*bf16 rows index_heads", **_LIVE, rows="i32")
 SCORE_INDEX = Params(
     "ScoreIndex", q="*bf16 rows index_heads index_dim", weights="*bf16 rows index_heads", keys="*u8",
-    reachable="*i32 rows", scores="*f32 rows entries", **_LIVE, rows="i32", entries="i32",
+    row_slot="*i32 rows", table="*i32 table_pages", blocks="*i32? rows block_count", reachable="*i32 rows",
+    scores="*bf16 rows entries", **_LIVE, rows="i32", entries="i32", **_PAGED,
 )  # fmt: skip
 SELECT_ROWS = Params(
-    "SelectRows", scores="*f32 rows entries", reachable="*i32 rows", selected="*i32 rows count", **_LIVE, rows="i32",
-    entries="i32", count="i32",
+    "SelectRows", scores="*bf16 rows entries", row_slot="*i32 rows", table="*i32? table_pages",
+    blocks="*i32? rows block_count", reachable="*i32 rows", selected="*i32 rows count", **_LIVE, rows="i32",
+    entries="i32", count="i32", **_PAGED,
+)  # fmt: skip
+MARK_BLOCKS = Params(
+    "MarkBlocks", scores="*bf16 rows entries", reachable="*i32 rows", blocks="*i32 rows block_count",
+    inside="*i32 rows", **_LIVE, rows="i32", entries="i32", block_count="i32", block_size="i32",
 )  # fmt: skip
 COMPRESS_ROWS = Params(
     "CompressRows", kv="*f32 rows head_dim", gate="*f32 rows head_dim", halves="*f32", keep="*i64 rows",
@@ -206,4 +215,73 @@ GATE_ENGRAM = Params(
 PICK_TOKENS = Params(
     "PickTokens", logits="*f32 rows vocabulary", picked="*i32 rows", best="*f32 rows", **_LIVE, rows="i32",
     vocabulary="i32",
+)  # fmt: skip
+ANNOUNCE_PARTIAL = Params("AnnouncePartial", arrived="*i64 ranks", epoch="*i32 1", rank="i32", ranks="i32")
+REDUCE_PEERS = Params(
+    "ReducePeers", partials="*i64 ranks", arrived="*i32 ranks", epoch="*i32 1", out="*bf16 rows width",
+    missing="*i32 1", **_LIVE, rows="i32", width="i32", ranks="i32", patience_us="i32",
+)  # fmt: skip
+GATHER_PEERS = Params(
+    "GatherPeers", partials="*i64 ranks", arrived="*i32 ranks", epoch="*i32 1", out="*f32 rows ranks width",
+    missing="*i32 1", **_LIVE, rows="i32", width="i32", ranks="i32", patience_us="i32",
+)  # fmt: skip
+_ROW = {"row_slot": "*i32 rows", "row_position": "*i32 rows", "row_id": "*i32 rows"}
+PLACE_ROWS = Params(
+    "PlaceRows", **_ROW, ids="*i32 turns ring", table="*i32 turns table_pages", floors="*i32 turns 4",
+    engram_ids="*i32", positions="*i64 rows", group_positions="*i64 rows", ring_place="*i64 rows",
+    entry_place="*i64 2 rows", reachable="*i32 2 rows", keep="*i64 rows", partner="*i64 rows",
+    history="*i64 rows engram_shifts", windows="*i32 3 rows window", **_LIVE, rows="i32", turns="i32", ring="i32",
+    table_pages="i32", page_tokens="i32", halves="i32", pad_id="i32", fresh="i32",
+)  # fmt: skip
+KEEP_IDS = Params("KeepIds", **_ROW, ids="*i32 turns ring", **_LIVE, rows="i32", turns="i32", ring="i32")
+EMBED_ROWS = Params(
+    "EmbedRows", embedding="*bf16", row_id="*i32 rows", streams="*bf16 rows streams dim", pre="*f32 rows streams",
+    **_LIVE, rows="i32",
+)  # fmt: skip
+MEAN_STREAMS = Params(
+    "MeanStreams", streams="*bf16 rows streams dim", taps="*bf16 rows taps dim", **_LIVE, rows="i32", tap="i32"
+)
+_BLOCK_ROW = {"row_slot": "*i32 batch block", "row_position": "*i32 batch block", "row_id": "*i32 batch block"}
+GATHER_TURNS = Params(
+    "GatherTurns", wanted="*i32 batch", done="*i32 turns", turn="*i32 batch", live_turns="*i32 1", live_rows="*i32 1",
+    batch="i32", turns="i32",
+)  # fmt: skip
+PLACE_DRAFTS = Params(
+    "PlaceDrafts", turn="*i32 batch", length="*i32 turns", anchor="*i32 turns", floors="*i32 turns 4", **_BLOCK_ROW,
+    positions="*i64 batch block", windows="*i32 batch block window+block", **_LIVE, batch="i32", turns="i32",
+    ring="i32", noise_id="i32",
+)  # fmt: skip
+_CHOSEN = {"anchors": "*i32 batch block", "drafts": "*i32 batch block"}
+ADD_MARKOV = Params(
+    "AddMarkov", embed="*bf16 vocabulary markov_rank", head="*bf16 vocabulary markov_rank", **_CHOSEN,
+    logits="*f32 batch block vocabulary", **_LIVE, batch="i32", place="i32", vocabulary="i32",
+)  # fmt: skip
+RATE_DRAFTS = Params(
+    "RateDrafts", streams="*bf16 batch block streams dim", pre="*f32 batch block streams", embed="*bf16",
+    weight="*f32 dim+markov_rank", **_CHOSEN, confidence="*f32 batch block", **_LIVE, batch="i32",
+)  # fmt: skip
+PLACE_VERIFY = Params(
+    "PlaceVerify", turn="*i32 batch", length="*i32 turns", anchor="*i32 turns", drafts="*i32? batch block",
+    confidence="*f32? batch block", verified="*i32 batch", first="*i32 batch", **_ROW, live_rows="*i32 1", **_LIVE,
+    batch="i32", turns="i32", rows="i32", limit="i32", threshold="f32",
+)  # fmt: skip
+SAMPLE_ROWS = Params(
+    "SampleRows", logits="*f32 vocabulary", row_slot="*i32", row_position="*i32", temperature="*f64 turns",
+    top_p="*f64 turns", seed="*i64 turns", picked="*i32 rows", peak="*f32 rows", least="*f32 rows", last="*i32 rows",
+    mass="*i64 rows", **_LIVE, rows="i32", turns="i32", vocabulary="i32", first="i32", step="i32", purpose="i32",
+)  # fmt: skip
+JUDGE_DRAFTS = Params(
+    "JudgeDrafts", logits="*f32 rows vocabulary", picked="*i32 rows", peak="*f32 rows", least="*f32 rows",
+    last="*i32 rows", mass="*i64 rows", draft_logits="*f32? batch block vocabulary", draft_peak="*f32? batch block",
+    draft_least="*f32? batch block", draft_last="*i32? batch block", draft_mass="*i64? batch block",
+    drafts="*i32? batch block", turn="*i32 batch", first="*i32 batch", verified="*i32 batch", length="*i32 turns",
+    temperature="*f64 turns", seed="*i64 turns", over="*i64 batch block", kept="*i32 batch", next="*i32 batch", **_LIVE,
+    batch="i32", rows="i32", turns="i32", vocabulary="i32", rule="i32",
+)  # fmt: skip
+ADVANCE_TURNS = Params(
+    "AdvanceTurns", turn="*i32 batch", drafts="*i32? batch block", verified="*i32? batch", first="*i32? batch",
+    kept="*i32? batch", next="*i32 batch", length="*i32 turns", anchor="*i32 turns", generated="*i32 turns",
+    max_tokens="*i32 turns", done="*i32 turns", feed_place="*i64? rows", results="*i32", sequence="*i64 result_steps",
+    step="*i64 1", **_LIVE, batch="i32", turns="i32", rows="i32", ring="i32", fed="i32", eos_id="i32",
+    result_steps="i32",
 )  # fmt: skip

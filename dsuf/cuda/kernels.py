@@ -8,15 +8,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from dsuf.cuda.contract import DeviceArray
+from dsuf.cuda.driver import api as driver
+from dsuf.cuda.driver import call as _call
 from dsuf.cuda.sizes import Sizes
 from dsuf.cuda.table import KERNELS, Kernel
 from dsuf.cuda.toolchain import TARGETS, Binary
 from dsuf.errors import CommandError, DeviceError
-
-try:
-    from cuda.bindings import driver
-except ImportError:
-    driver = None
 
 STATIC_SHARED_BYTES = 48 * 1024
 """Beyond this much dynamic shared memory a kernel has to ask."""
@@ -33,7 +30,8 @@ class Device:
             self.handle = _call(driver.cuDeviceGet(index))
         except (DeviceError, RuntimeError) as error:
             raise CommandError(f"no CUDA device {index}: {error}") from error
-        _call(driver.cuCtxSetCurrent(_call(driver.cuDevicePrimaryCtxRetain(self.handle))))
+        self._context = _call(driver.cuDevicePrimaryCtxRetain(self.handle))
+        self.use()
         self.name: str = _call(driver.cuDeviceGetName(128, self.handle)).split(b"\0")[0].decode()
         attribute = driver.CUdevice_attribute
         major = self._attribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
@@ -41,6 +39,10 @@ class Device:
         self.sm = f"sm_{major}{minor}a"
         if self.sm not in TARGETS:
             raise CommandError(f"{self.name} is {self.sm[:-1]}: kernels exist for {', '.join(TARGETS)}")
+
+    def use(self) -> None:
+        """Make this the device of the calling thread."""
+        _call(driver.cuCtxSetCurrent(self._context))
 
     def _attribute(self, which: Any) -> int:
         return int(_call(driver.cuDeviceGetAttribute(which, self.handle)))
@@ -64,7 +66,7 @@ class Kernels:
         for kernel in KERNELS.values():
             self._allow_shared(kernel)
 
-    def launch(self, entry: str, stream: int = 0, **values: DeviceArray | int | None) -> None:
+    def launch(self, entry: str, stream: int = 0, **values: DeviceArray | int | float | None) -> None:
         """Queue kernel `entry` with the fields of its struct; raises `CommandError` for wrong ones, else `DeviceError`.
 
         Nothing is queued for an empty grid.
@@ -72,7 +74,9 @@ class Kernels:
         kernel = KERNELS[entry]
         names = kernel.names(self.names)
         packed = kernel.params.pack(values, names)
-        names |= {name: value for name, value in values.items() if isinstance(value, int)}
+        for name, value in values.items():
+            if isinstance(value, int):
+                names[name] = value
         columns, rows = kernel.grid(names)
         if not columns or not rows:
             return
@@ -89,11 +93,3 @@ class Kernels:
         if wanted > STATIC_SHARED_BYTES // 2:
             which = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _call(driver.cuFuncSetAttribute(self._functions[kernel.entry], which, wanted))
-
-
-def _call(outcome: tuple[Any, ...]) -> Any:
-    """The value of a driver call; raises `DeviceError` with the driver's own name for what went wrong."""
-    status, *values = outcome
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"the CUDA driver says {status.name}")
-    return values[0] if values else None

@@ -32,6 +32,10 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     engram_heads: int
     engram_dim: int
     engram_width: int
+    window: int
+    block: int
+    taps: int
+    markov_rank: int
     sinkhorn_rounds: int
     hc_eps: float
     norm_eps: float
@@ -50,6 +54,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
             "splits": -(-self.streams * self.dim // STREAM_SPLIT),
             "o_width": self.o_groups * self.o_lora,
             "engram_columns": (self.engram_shifts - 1) * self.engram_heads,
+            "tap_width": self.taps * self.dim,
             "group_width": self.heads * self.head_dim // self.o_groups,
         }
         return {name: value for name, value in own.items() if isinstance(value, int)} | derived
@@ -64,8 +69,9 @@ def from_config(config: ModelConfig) -> Sizes:
         engram_shifts=config.engram_max_ngram_size, engram_heads=config.engram_n_heads,
         engram_dim=config.engram_head_dim,
         engram_width=(config.engram_max_ngram_size - 1) * config.engram_n_heads * config.engram_head_dim,
-        sinkhorn_rounds=config.hc_sinkhorn_iters, hc_eps=config.hc_eps, norm_eps=config.norm_eps,
-        route_scale=config.route_scale, swiglu_limit=config.swiglu_limit,
+        window=config.window_size, block=config.dspark_block_size, taps=len(config.dspark_target_layer_ids),
+        markov_rank=config.dspark_markov_rank, sinkhorn_rounds=config.hc_sinkhorn_iters, hc_eps=config.hc_eps,
+        norm_eps=config.norm_eps, route_scale=config.route_scale, swiglu_limit=config.swiglu_limit,
     )  # fmt: skip
     for problem in _problems(sizes, config):
         raise CheckpointError(f"config: the CUDA kernels need {problem}")
@@ -76,7 +82,7 @@ def _problems(s: Sizes, config: ModelConfig) -> list[str]:
     """What is wrong with `s`, in words."""
     widths = {
         "dim": s.dim, "q_lora_rank": s.q_lora, "o_lora_rank": s.o_lora, "index_head_dim": s.index_dim,
-        "moe_inter_dim": s.inter, "engram_head_dim": s.engram_dim,
+        "moe_inter_dim": s.inter, "engram_head_dim": s.engram_dim, "dspark_markov_rank": s.markov_rank,
         "the heads of an output group": s.heads * s.head_dim // s.o_groups,
     }  # fmt: skip
     found = [f"{name} in whole groups of {GROUP}, not {width}" for name, width in widths.items() if width % GROUP]

@@ -42,6 +42,20 @@ def _each_row(n: Names) -> tuple[int, int]:
     return n["rows"], 1
 
 
+def _cluster_a_row(n: Names) -> tuple[int, int]:
+    """The eight blocks of a cluster for every row."""
+    return 8, n["rows"]
+
+
+def _wide_rows(n: Names) -> tuple[int, int]:
+    """256 threads of eight channels."""
+    return _blocks(n["dim"], 8 * 256), n["rows"]
+
+
+def _once(n: Names) -> tuple[int, int]:
+    return 1, 1
+
+
 def _four_rows(n: Names) -> tuple[int, int]:
     return _blocks(n["rows"], 4), 1
 
@@ -63,7 +77,14 @@ def _norms() -> list[Kernel]:
 
 
 def _projections() -> list[Kernel]:
-    fp8 = {"dim": "dim", "q_lora": "q_lora", "o": "o_width", "inter": "inter", "engram": "engram_width"}
+    fp8 = {
+        "dim": "dim",
+        "q_lora": "q_lora",
+        "o": "o_width",
+        "inter": "inter",
+        "engram": "engram_width",
+        "taps": "tap_width",
+    }
     return [
         *(
             Kernel(f"project_fp8_{name}", "project_fp8", contract.PROJECT_FP8, 256, _tiles, {"k": width})
@@ -90,7 +111,7 @@ def _streams() -> list[Kernel]:
         Kernel("collapse_norm", "collapse_norm", contract.COLLAPSE_NORM, 256, _each_row),
         Kernel(
             "expand_streams", "expand_streams", contract.EXPAND_STREAMS, 256,
-            lambda n: (_blocks(n["dim"], 8 * 256), n["rows"]),
+            _wide_rows,
         ),
         Kernel("gather_engram", "gather_engram", contract.GATHER_ENGRAM, 256, _each_row),
         Kernel("gate_engram", "gate_engram", contract.GATE_ENGRAM, 256, lambda n: (n["streams"], n["rows"])),
@@ -101,7 +122,7 @@ def _streams() -> list[Kernel]:
 def _experts() -> list[Kernel]:
     return [
         Kernel("route_experts", "route_experts", contract.ROUTE_EXPERTS, 128, _four_rows),
-        Kernel("group_experts", "group_experts", contract.GROUP_EXPERTS, 1024, lambda n: (1, 1)),
+        Kernel("group_experts", "group_experts", contract.GROUP_EXPERTS, 1024, _once),
         Kernel("experts_up", "experts_up", contract.EXPERTS_UP, 256, lambda n: (n["inter"] // 16, n["slots"])),
         Kernel("experts_down", "experts_down", contract.EXPERTS_DOWN, 256, lambda n: (n["dim"] // 16, n["slots"])),
         Kernel("swiglu_rows", "swiglu", contract.SWIGLU, 256, lambda n: (_blocks(n["inter"], 256), n["rows"])),
@@ -112,25 +133,71 @@ def _experts() -> list[Kernel]:
     ]  # fmt: skip
 
 
-def _caches_and_head() -> list[Kernel]:
+def _caches() -> list[Kernel]:
     return [
         Kernel(
             "attend_sparse", "attend_sparse", contract.ATTEND_SPARSE, 256,
             lambda n: (_blocks(n["heads"], 16), n["rows"]), shared_bytes=lambda n: 64 * (n["head_dim"] + 8) * 2,
         ),
         Kernel(
-            "score_index", "score_index", contract.SCORE_INDEX, 256, lambda n: (_blocks(n["entries"], 256), n["rows"])
+            "scale_heads", "scale_heads", contract.SCALE_HEADS, 256,
+            lambda n: (_blocks(n["rows"] * n["index_heads"], 256), 1),
         ),
-        Kernel("select_rows", "select_rows", contract.SELECT_ROWS, 1024, _each_row),
+        Kernel(
+            "score_index", "score_index", contract.SCORE_INDEX, 256,
+            lambda n: (_blocks(n["entries"], 256), _blocks(n["rows"], 8)),
+        ),
+        Kernel("select_rows", "select_rows", contract.SELECT_ROWS, 512, _cluster_a_row),
+        Kernel("mark_blocks", "select_rows", contract.MARK_BLOCKS, 512, _cluster_a_row),
         Kernel("compress_rows", "compress_rows", contract.COMPRESS_ROWS, 256, _each_row),
-        Kernel("pick_tokens", "pick_tokens", contract.PICK_TOKENS, 1024, _each_row),
+        Kernel("place_rows", "place_rows", contract.PLACE_ROWS, 128, _each_row),
+        Kernel("keep_ids", "place_rows", contract.KEEP_IDS, 128, lambda n: (_blocks(n["rows"], 128), 1)),
+        Kernel("embed_rows", "embed_rows", contract.EMBED_ROWS, 256, _wide_rows),
+        Kernel("mean_streams", "embed_rows", contract.MEAN_STREAMS, 256, _wide_rows),
     ]  # fmt: skip
 
 
-KERNELS: Mapping[str, Kernel] = {
-    kernel.entry: kernel
-    for kernel in (*_quantisers(), *_norms(), *_projections(), *_streams(), *_experts(), *_caches_and_head())
-}
+def _drafts() -> list[Kernel]:
+    def block_rows(n: Names) -> tuple[int, int]:
+        return n["batch"] * n["block"], 1
+
+    return [
+        Kernel("gather_turns", "place_drafts", contract.GATHER_TURNS, 1024, _once),
+        Kernel("place_drafts", "place_drafts", contract.PLACE_DRAFTS, 128, block_rows),
+        Kernel("place_verify", "place_drafts", contract.PLACE_VERIFY, 1024, _once),
+        Kernel(
+            "add_markov", "add_markov", contract.ADD_MARKOV, 256,
+            lambda n: (_blocks(n["vocabulary"], 128), _blocks(n["batch"], 8)),
+        ),
+        Kernel("rate_drafts", "add_markov", contract.RATE_DRAFTS, 256, block_rows),
+    ]  # fmt: skip
+
+
+def _tokens() -> list[Kernel]:
+    return [
+        Kernel("pick_tokens", "pick_tokens", contract.PICK_TOKENS, 1024, _each_row),
+        Kernel("sample_rows", "sample_rows", contract.SAMPLE_ROWS, 512, _cluster_a_row),
+        Kernel("weigh_drafts", "judge_drafts", contract.JUDGE_DRAFTS, 512, lambda n: (8, n["batch"] * n["block"])),
+        Kernel("judge_drafts", "judge_drafts", contract.JUDGE_DRAFTS, 512, lambda n: (8, n["batch"])),
+        Kernel("advance_turns", "advance_turns", contract.ADVANCE_TURNS, 1024, _once),
+    ]
+
+
+def _peers() -> list[Kernel]:
+    return [
+        Kernel("announce_partial", "reduce_peers", contract.ANNOUNCE_PARTIAL, 32, _once),
+        Kernel(
+            "reduce_peers", "reduce_peers", contract.REDUCE_PEERS, 128, lambda n: (_blocks(n["width"], 1024), n["rows"])
+        ),
+        Kernel(
+            "gather_peers", "reduce_peers", contract.GATHER_PEERS, 128, lambda n: (_blocks(n["width"], 512), n["rows"])
+        ),
+    ]
+
+
+_GROUPS = (_quantisers, _norms, _projections, _streams, _experts, _caches, _drafts, _tokens, _peers)
+
+KERNELS: Mapping[str, Kernel] = {kernel.entry: kernel for group in _GROUPS for kernel in group()}
 """Every kernel by the name of its entry."""
 
 SOURCES = sorted({kernel.source for kernel in KERNELS.values()})

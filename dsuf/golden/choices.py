@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsuf.golden import tolerance
+from dsuf.golden.device import DeviceAttention
 from dsuf.golden.measure import Array, Distance
 from dsuf.golden.session import Session
 from dsuf.reference.arithmetic import F32, I64, Bool
@@ -72,8 +73,13 @@ class Scores(NamedTuple):
 
 
 def score_entries(session: Session, layer: int, u: F32, batch: Batch, segment: Segment) -> F32:
-    """Index scores [rows, entries] of `layer` for its input `u`, against the keys in the cache."""
+    """Index scores [rows, entries] of `layer` for its input `u`, against the keys in the cache.
+
+    On a device they are those of the pass that has just selected.
+    """
     config, attention = session.config, session.model.layers[layer].attention
+    if isinstance(attention, DeviceAttention):
+        return attention.scores
     assert attention.indexer is not None, "only an index layer scores"
     rotation = batch.rotation(compressed=True)
     latent = attention.projections.query_latent(attention.arithmetic.q8(u))

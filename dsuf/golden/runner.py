@@ -37,8 +37,13 @@ _TRACES: Mapping[ArithmeticName, str] = {flavour: f"trace_{flavour}" for flavour
 _MODEL_CASES = (*_TRACES.values(), *_STACK_CASES)
 
 
-def compare_folder(folder: Folder, report: Report, chosen: Container[str], flavours: Container[str]) -> None:
-    """Compare the cases of `folder` named in `chosen`, in the `flavours` asked for. Raises `CheckpointError`."""
+def compare_folder(
+    folder: Folder, report: Report, chosen: Container[str], flavours: Container[str], engine: str = "reference"
+) -> None:
+    """Compare the cases of `folder` named in `chosen`, in the `flavours` asked for, with what `engine` computes.
+
+    Raises `CheckpointError`, and with `cuda` `CommandError` or `DeviceError` too.
+    """
     if any(name in folder.cases and name in chosen for name in _MODEL_CASES):
         # Whatever is wrong with the checkpoint shall be known before the first row.
         with Checkpoint.open(folder.checkpoint) as checkpoint:
@@ -50,21 +55,25 @@ def compare_folder(folder: Folder, report: Report, chosen: Container[str], flavo
             _name_missing(folder, report, folder.cases[name], flavours)
     if "engram_hash" in folder.cases and "engram_hash" in chosen:
         compare_hashes(report, folder)
-    if "primitives" in folder.cases and "primitives" in chosen:
+    if engine == "cuda" and "primitives" in folder.cases and "primitives" in chosen:
+        report.set_apart("primitives", "", "", "not compared", "reference only")
+    elif "primitives" in folder.cases and "primitives" in chosen:
         compare_primitives(report, folder.cases["primitives"], folder.config)
     for flavour in (flavour for flavour in folder.flavours if flavour in flavours):
-        _compare_flavour(folder, report, chosen, flavour)
+        _compare_flavour(folder, report, chosen, flavour, engine)
     if "vision" in folder.cases and "vision" in chosen:
         report.set_apart("vision", "", "", "not yet", f"{len(list(folder.cases['vision']))} tensors")
     _name_unused(folder, report, chosen, flavours)
 
 
-def _compare_flavour(folder: Folder, report: Report, chosen: Container[str], flavour: ArithmeticName) -> None:
+def _compare_flavour(
+    folder: Folder, report: Report, chosen: Container[str], flavour: ArithmeticName, engine: str
+) -> None:
     trace = _TRACES[flavour]
     cases = {name: case for name, case in folder.cases.items() if name in chosen}
     if not any(name in cases for name in (trace, *_STACK_CASES)):
         return
-    session = Session(folder, flavour, report)
+    session = Session(folder, flavour, report, engine)
     if trace in cases:
         TraceComparison(session, cases[trace]).run()
         if session.exact:

@@ -7,6 +7,8 @@ import numpy as np
 
 from dsuf.checkpoint.shards import Checkpoint
 from dsuf.golden import tolerance
+from dsuf.golden.device import DeviceModel
+from dsuf.golden.device_draft import DeviceDraft
 from dsuf.golden.folder import Case, Folder
 from dsuf.golden.measure import Array, Distance
 from dsuf.golden.report import Report
@@ -20,15 +22,20 @@ from dsuf.reference.weights import WeightSource
 class Session:
     """The model of `folder` in one arithmetic, and judgements in the way of that arithmetic."""
 
-    def __init__(self, folder: Folder, flavour: ArithmeticName, report: Report) -> None:
-        """Load the model; raises `CheckpointError`."""
+    def __init__(self, folder: Folder, flavour: ArithmeticName, report: Report, engine: str = "reference") -> None:
+        """Load the model, for `engine` `cuda` on the GPU; raises `CheckpointError`, `CommandError` or `DeviceError`."""
         self.folder, self.config, self.flavour, self.report = folder, folder.config, flavour, report
-        self.model = load_model(folder.checkpoint, by_name(flavour))
+        self.on_device = engine == "cuda"
+        self.model = (
+            DeviceModel(folder.checkpoint) if self.on_device else load_model(folder.checkpoint, by_name(flavour))
+        )
         self.exact = flavour == "fp32"
         self._equal = self._choices = 0
 
     def load_draft(self) -> Draft:
         """The draft head of the model."""
+        if isinstance(self.model, DeviceModel):
+            return DeviceDraft(self.model)
         return Draft(WeightSource(Checkpoint.open(self.folder.checkpoint).tensor), self.model)
 
     def has(self, case: Case, name: str) -> bool:

@@ -78,10 +78,19 @@ GREEDY_GAP = 0.3
 """A greedy choice may differ where its recorded margin is below this, or below this part of the logits' RMS."""
 
 
-def layer_tolerance(flavour: str, output: str, *, pooled: bool) -> Tolerance:
+_FUSED_STREAMS, _FUSED_BRANCH = Tolerance(8e-3, 0.5, 1.5e-2), Tolerance(3e-2, SHARE, _BRANCH, spare=2)
+"""An engine of fused kernels rounds elsewhere, attention's probabilities above all. What moved by a last bit there goes
+through the quantisers of the branch; in the streams little of it is left."""
+
+
+def layer_tolerance(flavour: str, output: str, *, pooled: bool, fused: bool = False) -> Tolerance:
     """For `output` of one layer from its recorded input, or (`pooled`) of all layers together."""
     if flavour == "fp32":
         return FP32
+    if fused and output in ("attn_out", "ffn_out"):
+        return msgspec.structs.replace(_FUSED_BRANCH, share=SHARE if pooled else LAYER_SHARE)
+    if fused and CEILINGS[output] == _STREAMS:
+        return _FUSED_STREAMS
     return Tolerance(WITHIN, SHARE if pooled else LAYER_SHARE, CEILINGS[output], spare=2)
 
 

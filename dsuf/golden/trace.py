@@ -172,7 +172,7 @@ class TraceComparison:
         flavour, limits = self.session.flavour, {}
         for output, distance in found.items():
             self.distances[output].append(distance)
-            limits[output] = tolerance.layer_tolerance(flavour, output, pooled=False)
+            limits[output] = tolerance.layer_tolerance(flavour, output, pooled=False, fused=self.session.on_device)
         holds = all(limits[output].allows(distance) for output, distance in found.items())
         worst = max(
             found,
@@ -192,9 +192,9 @@ class TraceComparison:
             equal, total = (sum(column) for column in zip(*self.hashes, strict=True))
             report.judge(name, flavour, "engram_hash_ids", f"{equal} of {total} equal", "all equal", equal == total)
         for output, distances in self.distances.items():
-            limit = tolerance.layer_tolerance(flavour, output, pooled=True)
+            limit = tolerance.layer_tolerance(flavour, output, pooled=True, fused=self.session.on_device)
             report.judge_rows(name, flavour, f"all layers: {output}", Distance.pooled(distances), limit)
-        if flavour == "official":
+        if flavour == "official" and not self.session.on_device:
             share = float(Distance.pooled(self.distances["h_out"]).equal.mean())
             limit_text = f"{tolerance.EQUAL_SHARE:.0%} of rows equal to the bit"
             report.judge(

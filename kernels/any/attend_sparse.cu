@@ -2,7 +2,8 @@
 //
 //   s = q . k_j / sqrt(head_dim); out = sum bf16(e^(s - m)) v_j / (sum e^(s - m) + e^(sink - m)), k_j = v_j
 //
-// Shapes: AttendSparse; slots of the window come first, then those of the compressed entries. The softmax runs online
+// Shapes: AttendSparse; slots of the window come first, then the selected entries. Window rows that the same launch has
+// made can lie apart from the rings, in `fresh`. The softmax runs online
 // over blocks of 64 slots in slot order; the probability is rounded to BF16 relative to the running maximum for the
 // product alone. head_dim a multiple of 64. A block of 8 warps takes a row and sixteen of its heads: it unpacks 64
 // cache rows into shared memory (exact in BF16), each warp scores eight slots, then sums an eighth of the channels. A
@@ -34,11 +35,14 @@ struct PackedOctet {
 
   __device__ __forceinline__ void load(const AttendSparse& p, bool in_window, int slot, int octet) {
     constexpr int kWindowBytes = kDim + kDim / 32, kEntryBytes = kDim / 2 + kDim / 16;
-    const uint8_t* row = in_window ? p.window + int64_t(slot) * kWindowBytes : p.entries + int64_t(slot) * kEntryBytes;
+    const bool none = slot == -1;
+    const uint8_t* row = slot < 0      ? p.fresh + int64_t(-2 - slot) * kWindowBytes
+                         : in_window ? p.window + int64_t(slot) * kWindowBytes
+                                     : p.entries + int64_t(slot) * kEntryBytes;
     const uint8_t* codes = row + octet * (in_window ? 8 : 4);
-    low = slot < 0 ? 0 : in_window ? load_word<kWindowBytes>(codes) : load_word<kEntryBytes>(codes);
-    high = slot < 0 || !in_window ? 0 : load_word<kWindowBytes>(codes + 4);
-    scale = slot < 0 ? 0 : row[in_window ? kDim + octet / 4 : kDim / 2 + octet / 2];
+    low = none ? 0 : in_window ? load_word<kWindowBytes>(codes) : load_word<kEntryBytes>(codes);
+    high = none || !in_window ? 0 : load_word<kWindowBytes>(codes + 4);
+    scale = none ? 0 : row[in_window ? kDim + octet / 4 : kDim / 2 + octet / 2];
   }
 
   __device__ __forceinline__ uint4 decode(bool in_window) const {
@@ -82,8 +86,12 @@ extern "C" __global__ void __launch_bounds__(256) attend_sparse(const dsuf::Atte
   const uint16_t* q_high = p.q + (row * p.heads + min(head0 + low + 8, p.heads - 1)) * kDim + column;
   for (int first = 0; live && first < slots; first += kBlock) {
     __syncthreads();
-    if (threadIdx.x < kBlock)
-      place[threadIdx.x] = first + threadIdx.x < slots ? p.slots[row * slots + first + threadIdx.x] : -1;
+    if (threadIdx.x < kBlock) {
+      const int s = first + threadIdx.x;
+      place[threadIdx.x] = s < p.window_slots ? p.slots[row * p.window_slots + s]
+                           : s < slots        ? max(p.selected[row * p.entry_slots + s - p.window_slots], -1)
+                                              : -1;
+    }
     __syncthreads();
     constexpr int kOctets = kDim / 8, kAtOnce = kOctets % 32 ? 2 : 8;
     static_assert(kBlock * kOctets % (256 * kAtOnce) == 0, "every thread has whole turns");
@@ -110,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(256) attend_sparse(const dsuf::Atte
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int s = warp * 8 + column + i % 2;
-      score[low + i / 2 * 8][s] = place[s] >= 0 ? __fmul_rn(c[i], scale) : -INFINITY;
+      score[low + i / 2 * 8][s] = place[s] != -1 ? __fmul_rn(c[i], scale) : -INFINITY;
     }
     __syncthreads();
     for (int head = warp; head < 16; head += 8) {

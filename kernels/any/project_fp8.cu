@@ -2,7 +2,7 @@
 //
 //   out[r, n] = bf16(sum over groups g of ws[n / 32, g] * xs[r, g] * (sum over g of w[n, k] * x[r, k]))
 //
-// Shapes: ProjectFp8; an entry a contraction width: project_fp8_dim, _q_lora, _o, _inter, _engram. Rows of codes and
+// Shapes: ProjectFp8; an entry a contraction width: project_fp8_dim, _q_lora, _o, _inter, _engram, _taps. Rows of codes and
 // weights 8-byte aligned. A group's sum of exact products is a float32 tensor-core sum, groups are added in a fixed
 // order per warp, then warp by warp: a row's result depends on nothing but its input. Grid: (ceil(n / 16), ceil(rows /
 // 8)), 8 warps, of which each takes every eighth run of four groups (scales 4-byte aligned, if groups come in fours).
@@ -75,4 +75,7 @@ extern "C" __global__ void __launch_bounds__(256) project_fp8_inter(const dsuf::
 }
 extern "C" __global__ void __launch_bounds__(256) project_fp8_engram(const dsuf::ProjectFp8 p) {
   dsuf::project<DSUF_ENGRAM_WIDTH>(p);
+}
+extern "C" __global__ void __launch_bounds__(256) project_fp8_taps(const dsuf::ProjectFp8 p) {
+  dsuf::project<DSUF_TAPS * DSUF_DIM>(p);
 }

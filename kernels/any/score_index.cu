@@ -2,10 +2,12 @@
 //
 //   score[r, j] = bf16(sum over heads of bf16(w[r, h] * max(0, bf16(iq[r, h] . ik[j]))))
 //
-// Shapes: ScoreIndex; queries 8-byte aligned. Keys are FP4 rows in place. A warp takes 32 keys and all heads in turns
-// of sixteen, a lane the same quarter of a key and of a query; heads are added lane by lane, then by a fixed tree.
-// Entries past what a row may see are -inf and their keys are not read. Grid: (ceil(entries / 256), rows), 8 warps.
-// Padding: -inf. Bound: 2 * heads * index dim FLOP a row and entry against index dim * 17 / 32 bytes an entry.
+// Shapes: ScoreIndex; queries 8-byte aligned. Keys are FP4 rows in place, found through the page table of the row's
+// turn. With `blocks` only their entries are scored, one block after the other. A warp takes 32 keys and all heads in
+// turns of sixteen, a lane the same quarter of a key and of a query; heads are added lane by lane, then by a fixed tree.
+// A block of 8 warps does eight rows, and unpacks its keys anew only where the turn changes. Past what a row may see
+// nothing is read or written. Grid: (ceil(entries / 256), ceil(rows / 8)). Padding: not touched.
+// Bound: 2 * heads * index dim FLOP a row and entry against index dim * 17 / 32 bytes an entry of eight rows.
 #include "contract.h"
 #include "mma.cuh"
 #include "numeric.cuh"
@@ -13,7 +15,7 @@
 namespace dsuf {
 
 constexpr int kDim = DSUF_INDEX_DIM, kHeads = DSUF_INDEX_HEADS, kBytes = kDim / 2 + kDim / 32;
-constexpr int kSteps = kDim / 16, kTiles = 4;
+constexpr int kSteps = kDim / 16, kTiles = 4, kRows = 8;
 static_assert(kDim % 32 == 0, "keys are whole groups of 32");
 
 // Four E2M1 codes times a power of two as two pairs of BF16 values: exact.
@@ -22,30 +24,39 @@ __device__ __forceinline__ void unpack_codes(uint32_t& low, uint32_t& high, uint
   high = bf16_bits(decode_e2m1(codes >> 8) * scale) | uint32_t(bf16_bits(decode_e2m1(codes >> 12) * scale)) << 16;
 }
 
-}  // namespace dsuf
+// Place `at` of a row's list of entries as a row of the key store.
+__device__ __forceinline__ int64_t key_row(const ScoreIndex& p, int64_t row, int slot, int at) {
+  const int entry = p.blocks ? p.blocks[row * p.block_count + at / p.block_size] * p.block_size + at % p.block_size : at;
+  const int shift = 31 - __clz(p.page_rows);
+  const int page = p.table[int64_t(slot) * p.table_pages + (entry >> shift)];
+  return (int64_t(page) << shift) + (entry & (p.page_rows - 1));
+}
 
-extern "C" __global__ void __launch_bounds__(256) score_index(const dsuf::ScoreIndex p) {
-  using namespace dsuf;
-  const int lane = threadIdx.x % 32, low = lane / 4, part = lane % 4 * (kDim / 4);
-  const int key0 = blockIdx.x * 256 + threadIdx.x / 32 * 32;
-  const int64_t row = blockIdx.y;
-  const int reachable = row < *p.live ? min(p.reachable[row], p.entries) : 0;
-  if (key0 >= p.entries) return;
-  uint32_t k_low[kTiles][kSteps], k_high[kTiles][kSteps];
+// A lane's quarter of 32 keys, as operands of the tensor cores.
+struct Keys {
+  uint32_t low[kTiles][kSteps], high[kTiles][kSteps];
+
+  __device__ __forceinline__ void load(const ScoreIndex& p, int64_t row, int slot, int key0, int reachable) {
+    const int part = threadIdx.x % 4 * (kDim / 4);
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
-    const int at = key0 + t * 8 + low;
-    const uint8_t* key = p.keys + int64_t(at < reachable ? at : 0) * kBytes;
+    for (int t = 0; t < kTiles; ++t) {
+      const int at = key0 + t * 8 + threadIdx.x % 32 / 4;
+      const uint8_t* key = p.keys + (at < reachable ? key_row(p, row, slot, at) : 0) * kBytes;
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      k_low[t][s] = k_high[t][s] = 0;
-      if (at >= reachable) continue;
-      const uint32_t codes = *reinterpret_cast<const uint16_t*>(key + (part + s * 4) / 2);
-      unpack_codes(k_low[t][s], k_high[t][s], codes, decode_e8m0(key[kDim / 2 + (part + s * 4) / 32]));
+      for (int s = 0; s < kSteps; ++s) {
+        low[t][s] = high[t][s] = 0;
+        if (at >= reachable) continue;
+        const uint32_t codes = *reinterpret_cast<const uint16_t*>(key + (part + s * 4) / 2);
+        unpack_codes(low[t][s], high[t][s], codes, decode_e8m0(key[kDim / 2 + (part + s * 4) / 32]));
+      }
     }
   }
+};
+
+__device__ __forceinline__ void score_row(const ScoreIndex& p, const Keys& keys, int64_t row, int key0, int reachable) {
+  const int lane = threadIdx.x % 32, low = lane / 4, part = lane % 4 * (kDim / 4);
   float sums[kTiles][2] = {};
-  for (int head0 = 0; head0 < kHeads && key0 < reachable; head0 += 16) {
+  for (int head0 = 0; head0 < kHeads; head0 += 16) {
     const int first = head0 + low, second = head0 + low + 8;
     const uint16_t* q_low = p.q + (row * kHeads + min(first, kHeads - 1)) * kDim + part;
     const uint16_t* q_high = p.q + (row * kHeads + min(second, kHeads - 1)) * kDim + part;
@@ -55,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(256) score_index(const dsuf::ScoreI
       const uint2 a = *reinterpret_cast<const uint2*>(q_low + s * 4);
       const uint2 b = *reinterpret_cast<const uint2*>(q_high + s * 4);
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) mma_bf16(c[t], a.x, b.x, a.y, b.y, k_low[t][s], k_high[t][s]);
+      for (int t = 0; t < kTiles; ++t) mma_bf16(c[t], a.x, b.x, a.y, b.y, keys.low[t][s], keys.high[t][s]);
     }
     const float w0 = first < kHeads ? bf16_value(p.weights[row * kHeads + first]) : 0.0f;
     const float w1 = second < kHeads ? bf16_value(p.weights[row * kHeads + second]) : 0.0f;
@@ -66,13 +77,35 @@ extern "C" __global__ void __launch_bounds__(256) score_index(const dsuf::ScoreI
         sums[t][i % 2] += round_bf16(__fmul_rn(fmaxf(round_bf16(c[t][i]), 0.0f), i < 2 ? w0 : w1));
   }
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t)
+  for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float sum = sums[t][i];
 #pragma unroll
-      for (int other = 4; other < 32; other *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, other);
+      for (int other = 4; other < 32; other *= 2) sums[t][i] += __shfl_xor_sync(0xFFFFFFFFu, sums[t][i], other);
       const int at = key0 + t * 8 + lane % 4 * 2 + i;
-      if (low == 0 && at < p.entries) p.scores[row * p.entries + at] = at < reachable ? round_bf16(sum) : -INFINITY;
+      if (low == 0 && at < reachable) p.scores[row * p.entries + at] = bf16_bits(sums[t][i]);
     }
+  }
+}
+
+}  // namespace dsuf
+
+extern "C" __global__ void __launch_bounds__(256) score_index(const dsuf::ScoreIndex p) {
+  using namespace dsuf;
+  const int key0 = blockIdx.x * 256 + threadIdx.x / 32 * 32;
+  const int row0 = blockIdx.y * kRows, stop = min(row0 + kRows, min(*p.live, p.rows));
+  Keys keys;
+  int loaded = -1;
+  for (int row = row0; row < stop; ++row) {
+    const int slot = p.row_slot[row], reachable = min(p.reachable[row], p.entries);
+    if (slot < 0 || key0 >= reachable) continue;
+    if (slot != loaded || p.blocks) {
+      int furthest = reachable;
+      for (int other = row + 1; other < stop && !p.blocks && p.row_slot[other] == slot; ++other)
+        furthest = max(furthest, min(p.reachable[other], p.entries));
+      keys.load(p, row, slot, key0, furthest);
+      loaded = slot;
+    }
+    score_row(p, keys, row, key0, reachable);
+  }
 }

@@ -1,105 +1,195 @@
-// The best entries of each row, ascending, ties to the lower entry.
+// The best of each row's scores, in ascending order of place, ties to the lower place.
 //
-// Shapes: SelectRows. Scores are BF16 values, so two passes of 256 bins find the count-th best exactly: by the upper,
-// then by the lower byte of a 16-bit key that sorts as the scores do. Then each thread counts and writes a run of
-// neighbours. A block of 1024 a row.
-// Padding: -1 throughout, scores are not read. Zero of either sign is one value.
-// Bound: bytes, 4 an entry and pass (all but the first come from the cache).
+//   select_rows  the best entries, as rows of the entry store that attend_sparse reads
+//   mark_blocks  the best blocks of entries: a block is as good as its best entry, that of the newest entry always in
+//
+// Shapes: SelectRows, MarkBlocks; rows of scores 16-byte aligned. Scores are BF16, zero of either sign is one value. A
+// cluster of 8 blocks a row, each a run of neighbours: 2048 bins by the upper 11 bits of a 16-bit distance from the best
+// possible score, then 32 by the rest, find the count-th best exactly; then each block counts, and writes what it keeps
+// in order. Grid: (8, rows). Padding and past the last: -1; scores past what a row may see are not read.
+// Bound: bytes, 2 a score and pass (all but the first come from the cache); for few entries the launch.
+#include "cluster.cuh"
 #include "contract.h"
-#include "numeric.cuh"
 
 namespace dsuf {
 
-__device__ __forceinline__ int sort_key(float score) {
-  const uint32_t bits = __float_as_uint(score + 0.0f) >> 16;
-  return bits & 0x8000u ? 0xFFFF & ~bits : bits | 0x8000u;
+constexpr int kThreads = 512, kEach = 8, kTile = kThreads * kEach, kWorst = 0x10000;
+
+// How far a score is from the best that there could be: smaller is better.
+__device__ __forceinline__ int distance_of(uint32_t bits) {
+  bits = bits == 0x8000u ? 0u : bits;
+  return int(bits & 0x8000u ? bits : 0x7FFFu - bits);
 }
 
-// The bin in which the wanted-th best lies, and how many are wanted of it; all threads come here, one warp works.
-__device__ void find_bin(const int (&bins)[256], int wanted, int& bin, int& of_bin) {
-  if (threadIdx.x < 32) {
-    const int lane = threadIdx.x, top = 255 - lane * 8;  // a lane looks at eight bins, from the best down
-    int own = 0;
-    for (int i = 0; i < 8; ++i) own += bins[top - i];
-    int through = own;
-    for (int step = 1; step < 32; step *= 2) {
-      const int before = __shfl_up_sync(0xFFFFFFFFu, through, step);
-      if (lane >= step) through += before;
+__device__ __forceinline__ void distances_of(const uint16_t* scores, int (&distance)[8]) {
+  const uint4 packed = *reinterpret_cast<const uint4*>(scores);
+  const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) distance[i] = distance_of(words[i / 2] >> (i % 2 * 16) & 0xFFFFu);
+}
+
+// Entries of a row, and where a selected one goes.
+struct Entries {
+  const SelectRows& p;
+  int64_t row;
+  int slot, items;
+
+  __device__ void load(int first, int (&distance)[kEach]) const {
+    distances_of(p.scores + row * p.entries + first, distance);
+  }
+  __device__ void put(int at, int item) const {
+    int entry = item;
+    if (p.blocks) entry = p.blocks[row * p.block_count + item / p.block_size] * p.block_size + item % p.block_size;
+    if (p.table) {
+      const int shift = 31 - __clz(p.page_rows);
+      entry = (p.table[int64_t(slot) * p.table_pages + (entry >> shift)] << shift) + (entry & (p.page_rows - 1));
     }
-    int left = wanted - (through - own);
-    if (left > 0 && left <= own) {
-      int b = top;
-      while (bins[b] < left) left -= bins[b--];
-      bin = b;
-      of_bin = left;
+    p.selected[row * p.count + at] = entry;
+  }
+};
+
+// Blocks of entries of a row.
+struct Blocks {
+  const MarkBlocks& p;
+  int64_t row;
+  int reachable, items;
+
+  __device__ void load(int first, int (&distance)[kEach]) const {
+    const uint16_t* scores = p.scores + row * p.entries;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int start = (first + i) * p.block_size, stop = min(start + p.block_size, reachable);
+      int best = kWorst;
+      if (p.block_size == 8 && stop - start == 8) {
+        int own[8];
+        distances_of(scores + start, own);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) best = min(best, own[j]);
+      } else {
+        for (int at = start; at < stop; ++at) best = min(best, distance_of(scores[at]));
+      }
+      distance[i] = first + i == items - 1 ? -1 : best;
     }
   }
-  __syncthreads();
+  __device__ void put(int at, int item) const { p.blocks[row * p.block_count + at] = item; }
+};
+
+// The run of items of this block of the cluster, in whole octets.
+__device__ __forceinline__ void run_of(int items, int& first, int& stop) {
+  const int each = (items + kClusterBlocks * kEach - 1) / (kClusterBlocks * kEach) * kEach;
+  first = min(cluster_rank() * each, items);
+  stop = min(first + each, items);
 }
 
-// Count a key's byte into the bins, once for all lanes of the warp that hold the same; all lanes come here.
-__device__ __forceinline__ void count_byte(int (&bins)[256], int byte) {
-  const uint32_t same = __match_any_sync(0xFFFFFFFFu, byte);
-  if (byte >= 0 && int(threadIdx.x % 32) == __ffs(same) - 1) atomicAdd(&bins[byte], __popc(same));
+// Count into a bin, once for the warp where all lanes have the same.
+__device__ __forceinline__ void count_bin(int* bins, int bin) {
+  int same;
+  __match_all_sync(0xFFFFFFFFu, bin, &same);
+  if (bin < 0) return;
+  if (!same)
+    atomicAdd(bins + bin, 1);
+  else if (threadIdx.x % 32 == 0)
+    atomicAdd(bins + bin, 32);
 }
 
-// The sum of `own` over the threads before this one.
-__device__ int sum_before(int own) {
-  __shared__ int part[32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int through = own;
-  for (int step = 1; step < 32; step *= 2) {
-    const int before = __shfl_up_sync(0xFFFFFFFFu, through, step);
-    if (lane >= step) through += before;
+template <class Source, class Bin>
+__device__ __forceinline__ void count_all(const Source& source, int* bins, Bin bin_of) {
+  int first, stop;
+  run_of(source.items, first, stop);
+  for (int tile = first; tile < stop; tile += kTile) {
+    const int at = tile + threadIdx.x * kEach;
+    int distance[kEach];
+    if (at < stop) source.load(at, distance);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) count_bin(bins, at + i < stop ? bin_of(distance[i]) : -1);
   }
+}
+
+// The distance of the wanted-th best, and how many of its equals are among the best.
+template <class Source>
+__device__ int find_level(const Source& source, int wanted, int& equals) {
+  __shared__ int upper_bins[2048], lower_bins[kThreads];
+  for (int i = threadIdx.x; i < 2048; i += kThreads) upper_bins[i] = 0;
+  lower_bins[threadIdx.x] = 0;
   __syncthreads();
-  if (lane == 31) part[warp] = through;
+  count_all(source, upper_bins, [](int distance) { return max(distance, 0) >> 5; });
+  add_bins<kThreads>(upper_bins);
+  int upper, lower, above, more;
+  find_bin<kThreads>(upper_bins, wanted - 1, upper, above);
+  // Shifted by one, so that the newest block's -1 has a bin of its own.
+  count_all(source, lower_bins, [=](int distance) { return max(distance, 0) >> 5 == upper ? distance + 1 - upper * 32 : -1; });
+  add_bins<kThreads>(lower_bins);
+  find_bin<kThreads>(lower_bins, wanted - 1 - above, lower, more);
+  equals = wanted - above - more;
+  return upper * 32 + lower - 1;
+}
+
+// Put the best `wanted` of the items, in order; the rest of `count` places is -1. All blocks of the cluster come here.
+template <class Source>
+__device__ void select(const Source& source, int wanted) {
+  int equals = 0;
+  const int level = wanted < source.items ? find_level(source, wanted, equals) : kWorst + 1;
+  int first, stop;
+  run_of(source.items, first, stop);
+  // Counts of better items and of equals, together in one number.
+  const auto count_own = [&](int at, const int(&distance)[kEach]) {
+    uint64_t own = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      if (at + i < stop) own += uint64_t(distance[i] < level) << 32 | uint64_t(distance[i] == level);
+    return own;
+  };
+  uint64_t own = 0, all;
+  for (int at = first + threadIdx.x * kEach; at < stop; at += kTile) {
+    int distance[kEach];
+    source.load(at, distance);
+    own += count_own(at, distance);
+  }
+  uint64_t before = cluster_before<kThreads>(own, all);
+  // Of the blocks before this one: what thread 0 has before it.
+  __shared__ uint64_t base;
+  if (threadIdx.x == 0) base = before;
   __syncthreads();
-  int sum = through - own;
-  for (int i = 0; i < warp; ++i) sum += part[i];
-  return sum;
+  before = base;
+  for (int tile = first; tile < stop; tile += kTile) {
+    const int at = tile + threadIdx.x * kEach;
+    int distance[kEach];
+    own = 0;
+    if (at < stop) source.load(at, distance), own = count_own(at, distance);
+    const uint64_t mine = before + block_before<kThreads>(own, all);
+    before += all;
+    if (own == 0) continue;
+    int better = int(mine >> 32), level_before = int(uint32_t(mine));
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (at + i >= stop || distance[i] > level) continue;
+      if (distance[i] < level || level_before < equals) source.put(better + min(level_before, equals), at + i);
+      better += distance[i] < level;
+      level_before += distance[i] == level;
+    }
+  }
 }
 
 }  // namespace dsuf
 
-extern "C" __global__ void __launch_bounds__(1024, 1) select_rows(const dsuf::SelectRows p) {
+extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) select_rows(const dsuf::SelectRows p) {
   using namespace dsuf;
-  __shared__ int bins[256], upper, lower, of_upper, of_lower;
-  const int64_t row = blockIdx.x;
-  const int reachable = row < *p.live ? min(p.reachable[row], p.entries) : 0, wanted = min(p.count, reachable);
-  const float* scores = p.scores + row * p.entries;
-  int32_t* selected = p.selected + row * p.count;
-  for (int i = wanted + threadIdx.x; i < p.count; i += 1024) selected[i] = -1;
-  if (wanted == 0) return;
-  if (threadIdx.x < 256) bins[threadIdx.x] = 0;
-  __syncthreads();
-  const int turns = (reachable + 1023) / 1024;
-  for (int t = 0, i = threadIdx.x; t < turns; ++t, i += 1024)
-    count_byte(bins, i < reachable ? sort_key(scores[i]) >> 8 : -1);
-  __syncthreads();
-  find_bin(bins, wanted, upper, of_upper);
-  if (threadIdx.x < 256) bins[threadIdx.x] = 0;
-  __syncthreads();
-  for (int t = 0, i = threadIdx.x; t < turns; ++t, i += 1024) {
-    const int key = i < reachable ? sort_key(scores[i]) : -1;
-    count_byte(bins, key >> 8 == upper ? key & 255 : -1);
-  }
-  __syncthreads();
-  find_bin(bins, of_upper, lower, of_lower);
-  const int level = upper << 8 | lower;
-  // From here a thread has `turns` neighbours, so that two sums over the block give every place.
-  const int start = threadIdx.x * turns, stop = min(start + turns, reachable);
-  int above = 0, equal = 0;
-  for (int i = start; i < stop; ++i) {
-    const int key = sort_key(scores[i]);
-    above += key > level;
-    equal += key == level;
-  }
-  int rank = sum_before(equal);
-  int at = sum_before(above) + min(rank, of_lower);
-  for (int i = start; i < stop; ++i) {
-    const int key = sort_key(scores[i]);
-    if (key > level || (key == level && rank < of_lower)) selected[at++] = i;
-    rank += key == level;
-  }
+  const int64_t row = blockIdx.y;
+  const int slot = row < *p.live ? p.row_slot[row] : -1;
+  const int reachable = slot < 0 ? 0 : min(p.reachable[row], p.entries), wanted = min(p.count, reachable);
+  for (int i = wanted + blockIdx.x * kThreads + threadIdx.x; i < p.count; i += kClusterBlocks * kThreads)
+    p.selected[row * p.count + i] = -1;
+  if (wanted > 0) select(Entries{p, row, slot, reachable}, wanted);
+}
+
+extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) mark_blocks(const dsuf::MarkBlocks p) {
+  using namespace dsuf;
+  const int64_t row = blockIdx.y;
+  const int reachable = row < *p.live ? min(p.reachable[row], p.entries) : 0;
+  const int items = (reachable + p.block_size - 1) / p.block_size, wanted = min(p.block_count, items);
+  for (int i = wanted + blockIdx.x * kThreads + threadIdx.x; i < p.block_count; i += kClusterBlocks * kThreads)
+    p.blocks[row * p.block_count + i] = -1;
+  if (blockIdx.x == 0 && threadIdx.x == 0)
+    p.inside[row] = wanted ? (wanted - 1) * p.block_size + reachable - (items - 1) * p.block_size : 0;
+  if (wanted > 0) select(Blocks{p, row, reachable, items}, wanted);
 }

@@ -184,8 +184,10 @@ struct Swiglu {
 struct AttendSparse {
   const uint16_t* q;        // [rows, heads, head_dim]
   const uint8_t* window;    // packed FP8 rows: head_dim codes, head_dim / 32 scales
+  const uint8_t* fresh;     // packed FP8 rows of this launch, kept apart from `window`; may be null
   const uint8_t* entries;   // packed FP4 rows: head_dim / 2 codes, head_dim / 16 scales; null without compression
-  const int32_t* slots;     // [rows, window_slots + entry_slots] row numbers, -1: none
+  const int32_t* slots;     // [rows, window_slots] row r >= 0 of `window`, -2 - r: row r of `fresh`, -1: none
+  const int32_t* selected;  // [rows, entry_slots] row numbers of `entries`, -1: none; null without
   const float* sink;        // [heads]
   uint16_t* out;            // [rows, heads, head_dim]
   const int32_t* live;
@@ -195,32 +197,65 @@ struct AttendSparse {
   int32_t entry_slots;
 };
 
+struct ScaleHeads {
+  uint16_t* weights;        // [rows, index heads], in place
+  const int32_t* live;
+  int32_t rows;
+};
+
 struct ScoreIndex {
   const uint16_t* q;        // [rows, index heads, index dim], what the quantised queries mean
   const uint16_t* weights;  // [rows, index heads]
   const uint8_t* keys;      // packed FP4 rows: index dim / 2 codes, index dim / 32 scales
-  const int32_t* reachable; // [rows] entries that a row may see
-  float* scores;            // [rows, entries]; -inf past what a row may see
+  const int32_t* row_slot;  // [rows]
+  const int32_t* table;     // [turns, table_pages] physical page of each page of a turn
+  const int32_t* blocks;    // [rows, block_count] the only blocks of entries to score, ascending; may be null
+  const int32_t* reachable; // [rows] entries that a row may see, those inside its blocks if there are any
+  uint16_t* scores;         // [rows, entries] BF16; nothing is written past what a row may see
   const int32_t* live;
   int32_t rows;
-  int32_t entries;
+  int32_t entries;          // multiple of 8
+  int32_t table_pages;
+  int32_t page_rows;        // rows of a page, a power of two
+  int32_t block_count;
+  int32_t block_size;
 };
 
 struct SelectRows {
-  const float* scores;      // [rows, entries]; every score is a BF16 value
-  const int32_t* reachable; // [rows]
-  int32_t* selected;        // [rows, count] ascending, then -1
+  const uint16_t* scores;   // [rows, entries] BF16
+  const int32_t* row_slot;  // [rows]
+  const int32_t* table;     // [turns, table_pages]; null: the selection stays in entries of the turn
+  const int32_t* blocks;    // [rows, block_count] as scored; may be null
+  const int32_t* reachable; // [rows] as scored
+  int32_t* selected;        // [rows, count] rows of the entry store, in ascending order of a turn's entries, then -1
   const int32_t* live;
   int32_t rows;
-  int32_t entries;
+  int32_t entries;          // multiple of 8
   int32_t count;
+  int32_t table_pages;
+  int32_t page_rows;        // a power of two
+  int32_t block_count;
+  int32_t block_size;
+};
+
+struct MarkBlocks {
+  const uint16_t* scores;   // [rows, entries] BF16
+  const int32_t* reachable; // [rows]
+  int32_t* blocks;          // [rows, block_count] ascending, then -1
+  int32_t* inside;          // [rows] reachable entries inside those blocks
+  const int32_t* live;
+  int32_t rows;
+  int32_t entries;          // multiple of 8
+  int32_t block_count;
+  int32_t block_size;
 };
 
 struct CompressRows {
   const float* kv;          // [rows, head_dim]
   const float* gate;        // [rows, head_dim]
   float* halves;            // [slots, 2, head_dim] first halves that wait: kv, then gate
-  const int64_t* keep;      // [rows] the slot that keeps this row, negative: none
+  const int64_t* keep;      // [rows] the slot that keeps this row, -1: none; -2 - r: the slot that this row reads is
+                            // then given to row r
   const int64_t* partner;   // [rows] first half of the group that this row completes: r >= 0: row r of the launch;
                             // -1: it completes none; -2 - s: slot s
   uint16_t* pooled;         // [rows, head_dim]; zeros where no group is completed
@@ -258,6 +293,243 @@ struct PickTokens {
   const int32_t* live;
   int32_t rows;
   int32_t vocabulary;
+};
+
+struct AnnouncePartial {
+  const int64_t* arrived;   // [ranks] the address of every rank's arrival words, the own ones among them
+  int32_t* epoch;           // [1] reductions that this rank has announced
+  int32_t rank;
+  int32_t ranks;            // at most 8
+};
+
+struct ReducePeers {
+  const int64_t* partials;  // [ranks] the address of every rank's part [rows, width] BF16
+  const int32_t* arrived;   // [ranks] what each rank has announced here
+  const int32_t* epoch;     // [1]
+  uint16_t* out;            // [rows, width]; not a part
+  int32_t* missing;         // [1] a rank that did not arrive, plus one; left alone if all did
+  const int32_t* live;
+  int32_t rows;
+  int32_t width;
+  int32_t ranks;
+  int32_t patience_us;
+};
+
+struct GatherPeers {
+  const int64_t* partials;  // [ranks] the address of every rank's part [rows, width] float32
+  const int32_t* arrived;   // [ranks]
+  const int32_t* epoch;     // [1]
+  float* out;               // [rows, ranks, width]; not a part
+  int32_t* missing;         // [1] as in ReducePeers
+  const int32_t* live;
+  int32_t rows;
+  int32_t width;
+  int32_t ranks;
+  int32_t patience_us;
+};
+
+struct PlaceRows {
+  const int32_t* row_slot;  // [rows] whose row it is; rows of a turn are neighbours, one position after the other
+  const int32_t* row_position;  // [rows]
+  const int32_t* row_id;    // [rows] token, negative: none (a picture)
+  const int32_t* ids;       // [turns, ring] tokens by position, of positions before the launch's
+  const int32_t* table;     // [turns, table_pages], negative: no page
+  const int32_t* floors;    // [turns, 4] where windows begin: encoder, boundary, decoder, draft
+  const int32_t* engram_ids;  // [vocabulary] Engram id of each token
+  int64_t* positions;       // [rows]
+  int64_t* group_positions;  // [rows] first position of the row's group of two
+  int64_t* ring_place;      // [rows] row of a store of rings, turn by turn; -1: a later row of the launch takes it
+  int64_t* entry_place;     // [2, rows] row of the entry store at ratio 1 and at ratio 2; -1: none
+  int32_t* reachable;       // [2, rows] entries that the row may see at ratio 1 and at ratio 2
+  int64_t* keep;            // [rows] for CompressRows, likewise the next
+  int64_t* partner;         // [rows]
+  int64_t* history;         // [rows, shifts] Engram ids, column s is s positions back
+  int32_t* windows;         // [3, rows, window] for AttendSparse: encoder, boundary, decoder
+  const int32_t* live;
+  int32_t rows;
+  int32_t turns;
+  int32_t ring;             // rows of a ring
+  int32_t table_pages;
+  int32_t page_tokens;      // a power of two
+  int32_t halves;           // first halves kept of a turn, at least two
+  int32_t pad_id;           // Engram id that fills a history
+  int32_t fresh;            // 1: window rows of the launch are read from AttendSparse.fresh, 0: from their ring
+};
+
+struct KeepIds {
+  const int32_t* row_slot;  // [rows]
+  const int32_t* row_position;  // [rows]
+  const int32_t* row_id;    // [rows]
+  int32_t* ids;             // [turns, ring]
+  const int32_t* live;
+  int32_t rows;
+  int32_t turns;
+  int32_t ring;
+};
+
+struct EmbedRows {
+  const uint16_t* embedding;  // [vocabulary, dim]
+  const int32_t* row_id;    // [rows]; a row without a token is zero
+  uint16_t* streams;        // [rows, streams, dim]
+  float* pre;               // [rows, streams] 1, 0, 0 ...
+  const int32_t* live;
+  int32_t rows;
+};
+
+struct MeanStreams {
+  const uint16_t* streams;  // [rows, streams, dim]
+  uint16_t* taps;           // [rows, taps, dim], of which one is written
+  const int32_t* live;
+  int32_t rows;
+  int32_t tap;
+};
+
+struct GatherTurns {
+  const int32_t* wanted;    // [batch] slots, negative: none
+  const int32_t* done;      // [turns] not 0: the turn has ended
+  int32_t* turn;            // [batch] the slots that go on, in their order; then -1
+  int32_t* live_turns;      // [1] how many
+  int32_t* live_rows;       // [1] draft rows of those
+  int32_t batch;            // at most 1024
+  int32_t turns;
+};
+
+struct PlaceDrafts {
+  const int32_t* turn;      // [batch] from GatherTurns
+  const int32_t* length;    // [turns] positions in the cache
+  const int32_t* anchor;    // [turns] the token after them
+  const int32_t* floors;    // [turns, 4]
+  int32_t* row_slot;        // [batch, block]
+  int32_t* row_position;    // [batch, block]
+  int32_t* row_id;          // [batch, block] the anchor, then noise
+  int64_t* positions;       // [batch, block]
+  int32_t* windows;         // [batch, block, window + block] for AttendSparse, block rows in `fresh`
+  const int32_t* live;      // turns
+  int32_t batch;
+  int32_t turns;
+  int32_t ring;
+  int32_t noise_id;
+};
+
+struct AddMarkov {
+  const uint16_t* embed;    // [vocabulary, rank]
+  const uint16_t* head;     // [vocabulary, rank]
+  const int32_t* anchors;   // [batch, block] block rows' ids
+  const int32_t* drafts;    // [batch, block] chosen so far
+  float* logits;            // [batch, block, vocabulary]; those of `place` get their bias
+  const int32_t* live;      // turns
+  int32_t batch;
+  int32_t place;
+  int32_t vocabulary;
+};
+
+struct RateDrafts {
+  const uint16_t* streams;  // [batch, block, streams, dim] of the last stage
+  const float* pre;         // [batch, block, streams]
+  const uint16_t* embed;    // [vocabulary, rank]
+  const float* weight;      // [dim + rank]
+  const int32_t* anchors;   // [batch, block]
+  const int32_t* drafts;    // [batch, block]
+  float* confidence;        // [batch, block] before any sigmoid
+  const int32_t* live;      // turns
+  int32_t batch;
+};
+
+struct PlaceVerify {
+  const int32_t* turn;      // [batch]
+  const int32_t* length;    // [turns]
+  const int32_t* anchor;    // [turns]
+  const int32_t* drafts;    // [batch, block]; may be null without drafts
+  const float* confidence;  // [batch, block]; null: no draft is left out
+  int32_t* verified;        // [batch] drafts that are looked at
+  int32_t* first;           // [batch] first row of a turn
+  int32_t* row_slot;        // [rows]
+  int32_t* row_position;    // [rows]
+  int32_t* row_id;          // [rows] the anchor, then drafts
+  int32_t* live_rows;       // [1]
+  const int32_t* live;      // turns
+  int32_t batch;            // at most 1024
+  int32_t turns;
+  int32_t rows;             // at least batch * (limit + 1)
+  int32_t limit;            // drafts at most, at most the block
+  float threshold;          // of the running confidence
+};
+
+struct SampleRows {
+  const float* logits;      // [rows, vocabulary]
+  const int32_t* row_slot;  // [rows]
+  const int32_t* row_position;  // [rows] the token of the position after it is drawn
+  const double* temperature;  // [turns] 0: greedy
+  const double* top_p;      // [turns]
+  const int64_t* seed;      // [turns]
+  int32_t* picked;          // [rows] the draw; the largest logit's where greedy or nothing is drawn; -1 in padding
+  float* peak;              // [rows] largest logit
+  float* least;             // [rows] smallest logit of the nucleus
+  int32_t* last;            // [rows] the highest id of that logit that is in the nucleus
+  int64_t* mass;            // [rows] sum of 2^44 * e^((logit - peak) / temperature) over the nucleus
+  const int32_t* live;      // how many of the launch's rows count
+  int32_t rows;             // rows first, first + step ... of the arrays
+  int32_t turns;
+  int32_t vocabulary;
+  int32_t first;
+  int32_t step;
+  int32_t purpose;          // of the draw: 0 token, 1 draft; negative: none
+};
+
+struct JudgeDrafts {
+  const float* logits;      // [rows, vocabulary] of the verified rows, with what SampleRows found of them
+  const int32_t* picked;
+  const float* peak;
+  const float* least;
+  const int32_t* last;
+  const int64_t* mass;
+  const float* draft_logits;  // [batch, block, vocabulary] likewise; null without drafts
+  const float* draft_peak;
+  const float* draft_least;
+  const int32_t* draft_last;
+  const int64_t* draft_mass;
+  const int32_t* drafts;    // [batch, block]
+  const int32_t* turn;      // [batch]
+  const int32_t* first;     // [batch]
+  const int32_t* verified;  // [batch]
+  const int32_t* length;    // [turns]
+  const double* temperature;  // [turns]
+  const int64_t* seed;      // [turns]
+  int64_t* over;            // [batch, block] what the target has over the draft at a place, in 2^-62; block rule
+  int32_t* kept;            // [batch] drafts kept
+  int32_t* next;            // [batch] the token after them; -1 in padding
+  const int32_t* live;      // turns
+  int32_t batch;
+  int32_t rows;
+  int32_t turns;
+  int32_t vocabulary;
+  int32_t rule;             // 0 token, 1 block
+};
+
+struct AdvanceTurns {
+  const int32_t* turn;      // [batch]
+  const int32_t* drafts;    // [batch, block]; null, with the next three: one token a turn
+  const int32_t* verified;  // [batch]
+  const int32_t* first;     // [batch]
+  const int32_t* kept;      // [batch]
+  const int32_t* next;      // [batch]
+  int32_t* length;          // [turns], like the next four
+  int32_t* anchor;
+  int32_t* generated;       // tokens handed out
+  const int32_t* max_tokens;
+  int32_t* done;            // 1: ended by the end-of-sentence token, 2: by max_tokens
+  int64_t* feed_place;      // [rows] ring row of the draft head's context for a verified row, -1: not committed; may be null
+  int32_t* results;         // [result_steps, batch + 1, 6 + block + 1]; see the kernel
+  int64_t* sequence;        // [result_steps] 1 + the number of the step that is there, written last
+  int64_t* step;            // [1] steps so far
+  const int32_t* live;      // turns
+  int32_t batch;            // at most 1024
+  int32_t turns;
+  int32_t rows;
+  int32_t ring;
+  int32_t fed;              // 1: the anchor was fed, 0: the first token after a prompt
+  int32_t eos_id;
+  int32_t result_steps;
 };
 
 }  // namespace dsuf

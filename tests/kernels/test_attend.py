@@ -24,23 +24,25 @@ def draw_slots(rng: np.random.Generator, rows: int, count: int, stored: int) -> 
 def test_attention(
     gpu: Gpu, rng: np.random.Generator, rows: int, live: int, heads: int, window: int, selected: int
 ) -> None:
-    """Slots of both kinds, heads that fill no tile, rows without slots; each row as it is alone."""
+    """Slots of both kinds, window rows in both places, heads that fill no tile, rows without slots; a row as alone."""
     dim, stored = gpu.sizes.head_dim, 3 * max(window, selected) + 1
     window_rows = FP8.pack(from_bf16(draw_bf16(rng, stored, dim)))
     entry_rows = FP4_ENTRY.pack(from_bf16(draw_bf16(rng, stored, dim)))
     q = draw_bf16(rng, rows, heads, dim, scale=3)
     sink = rng.standard_normal(heads, np.float32) * 3
-    slots = np.concatenate([draw_slots(rng, rows, window, stored), draw_slots(rng, rows, selected, stored)], axis=1)
-    values = {"window": window_rows, "entries": entry_rows, "sink": sink, "heads": heads, "window_slots": window}
+    slots, chosen = draw_slots(rng, rows, window, stored), draw_slots(rng, rows, selected, stored)
+    values = {"window": window_rows[: stored // 2], "fresh": window_rows[stored // 2 :], "entries": entry_rows}
+    values |= {"sink": sink, "heads": heads, "window_slots": window, "entry_slots": selected}
+    split = np.where(slots >= stored // 2, -2 - (slots - stored // 2), slots).astype(np.int32)
 
     def run(first: int, last: int, count: int) -> np.ndarray:
-        part = {"q": q[first:last], "slots": slots[first:last], "live": count, "rows": last - first}
+        part = {"q": q[first:last], "slots": split[first:last], "selected": chosen[first:last], "live": count}
         out = {"out": ("bf16", (last - first, heads, dim))}
-        return gpu.run("attend_sparse", out, **values, **part, entry_slots=selected)["out"]
+        return gpu.run("attend_sparse", out, **values, **part, rows=last - first)["out"]
 
     found = run(0, rows, live)
     stacked = np.concatenate([FP8.unpack(window_rows), FP4_ENTRY.unpack(entry_rows)]).astype(np.float64)
-    moved = np.where((np.arange(window + selected) >= window) & (slots >= 0), slots + stored, slots)
+    moved = np.concatenate([slots, np.where(chosen >= 0, chosen + stored, -1)], axis=1)
     expected = attend(from_bf16(q), stacked, moved.astype(np.int64), sink, OFFICIAL)
     assert_bf16(found[:live], expected[:live], steps=4, share=0.2)
     assert not found[live:].any()

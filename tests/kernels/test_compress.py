@@ -17,12 +17,12 @@ def pool(first: np.ndarray, second: np.ndarray, first_gate: np.ndarray, second_g
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 200.0])
 def test_pooling(gpu: Gpu, rng: np.random.Generator, size: float) -> None:
-    """Rows that wait, that complete a group of the launch, that complete one from before; padding keeps nothing."""
+    """Rows that wait, complete a group of the launch, or one from before and give its place away; padding does none."""
     rows, live, dim, slots = 7, 6, gpu.sizes.head_dim, 5
     kv = rng.standard_normal((rows, dim), np.float32)
     gate = rng.standard_normal((rows, dim), np.float32) * np.float32(size)
     halves = rng.standard_normal((slots, 2, dim), np.float32)
-    keep, partner = np.array([-1, 1, -1, -1, 4, -1, 2]), np.array([-2 - 3, -1, 1, -1, -1, 4, 0])
+    keep, partner = np.array([-2 - 5, 1, -1, -1, 4, -1, 2]), np.array([-2 - 3, -1, 1, -1, -1, 4, 0])
     found = gpu.run(
         "compress_rows", {"pooled": ("bf16", (rows, dim)), "halves": halves}, kv=kv, gate=gate, keep=keep,
         partner=partner, live=live, rows=rows,
@@ -33,5 +33,6 @@ def test_pooling(gpu: Gpu, rng: np.random.Generator, size: float) -> None:
     assert_bf16(found["pooled"][:live], expected)
     assert not found["pooled"][live:].any()
     kept = halves.copy()
+    kept[3] = np.stack([kv[5], gate[5]])
     kept[1], kept[4] = np.stack([kv[1], gate[1]]), np.stack([kv[4], gate[4]])
     np.testing.assert_array_equal(found["halves"], kept)

@@ -70,7 +70,7 @@ def test_same_layout(tmp_path: Path) -> None:
 
 def test_same_fields() -> None:
     """Field for field, with the same element types: a layout alone would not see two pointers swapped."""
-    kinds = {"uint16_t": "bf16", "uint8_t": "u8", "float": "f32", "int32_t": "i32", "int64_t": "i64"}
+    kinds = {"uint16_t": "bf16", "uint8_t": "u8", "float": "f32", "double": "f64", "int32_t": "i32", "int64_t": "i64"}
     for name, params in STRUCTS.items():
         body = HEADER.partition(f"struct {name} {{")[2].partition("};")[0]
         found = re.findall(r"^\s+(?:const )?(\w+)(\*?) (\w+);", body, re.MULTILINE)

@@ -1,0 +1,275 @@
+"""The CUDA engine behind the engine protocol: plans in, tokens out, nothing of the device on the event loop.
+
+One thread launches, in the order of the calls; the loop polls pinned memory for what the device has written there.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsuf.checkpoint.fingerprint import fingerprint
+from dsuf.cuda.arena import Array, view_host
+from dsuf.cuda.caches import PAGE_TOKENS
+from dsuf.cuda.launcher import Launched, Launcher, Outcome, Seat
+from dsuf.cuda.machine import Machine, Setup
+from dsuf.cuda.pages import PageCopier
+from dsuf.cuda.prefill import PrefillMode
+from dsuf.cuda.results import ENDED_BY_EOS
+from dsuf.cuda.states import SLACK_TOKENS, ImagePool
+from dsuf.cuda.streams import Event, Stream, wait_until
+from dsuf.errors import CheckpointError, ContextTooLong, DeviceError, EngineFailed, QueueFull
+from dsuf.types import EngineFacts, Finish, StepPlan, StepResult, Turn
+
+_T = TypeVar("_T")
+
+LAYOUT = "cuda-1"
+"""Names the arrangement of caches that leave the device; part of their fingerprint."""
+
+STEP_DEADLINE_S = 60.0
+USUAL_SHARE = 0.2
+"""How much the last step counts in what the next is expected to take."""
+
+
+class TurnState(NamedTuple):
+    """What a turn needs, beside its pages, to go on behind the tokens `ids` of its `length` positions."""
+
+    length: int
+    ids: NDArray[np.int64]
+    payload: bytes
+    replayed: int
+
+    @property
+    def spare(self) -> int:
+        """How many of the last positions can be left off: what a replay cut off belongs to its end alone."""
+        return max(0, min(SLACK_TOKENS, self.length - self.replayed))
+
+
+class CudaEngine:
+    """`dsuf.types.Engine` on a GPU. `prefill` chooses between the exact and the replayed prefill."""
+
+    def __init__(self, machine: Machine, weights: str, prefill: PrefillMode, *, captures: bool = True) -> None:
+        config, setup = machine.config, machine.setup
+        self.machine, self.prefill = machine, prefill
+        self.fingerprint = f"{weights}-{LAYOUT}-{prefill}"
+        self.facts = EngineFacts(
+            name="cuda", device=machine.device.name, context_tokens=setup.context_tokens, max_turns=setup.max_turns,
+            vocabulary=config.vocab_size, eos_id=config.eos_token_id,
+            max_drafts=config.dspark_block_size if machine.draft else 0,
+        )  # fmt: skip
+        self._launcher = Launcher(machine, prefill, captures=captures)
+        self._images = ImagePool(self._launcher.shape)
+        self._seats: dict[str, Seat] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._usual_s: dict[Stream, float] = {}
+        self._worker = ThreadPoolExecutor(1, "cuda-engine", machine.device.use)
+        self._copies = ThreadPoolExecutor(1, "cuda-copies", machine.device.use)
+        machine.device.use()
+        self._pages = PageCopier(machine.arena, machine.caches)
+
+    @classmethod
+    def load(
+        cls, directory: Path, setup: Setup, prefill: PrefillMode = "replay", *, captures: bool = True,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> Self:  # fmt: skip
+        """Load the checkpoint in `directory`; blocks. Raises `CheckpointError`, `CommandError` or `DeviceError`."""
+        engine = cls(Machine.load(directory, setup, progress), fingerprint(directory), prefill, captures=captures)
+        engine._worker.submit(engine._launcher.prepare).result()
+        return engine
+
+    def attach(self, turn: Turn, pages: Sequence[int]) -> None:
+        """Begin `turn` with an empty cache in `pages`; raises `ContextTooLong` or `QueueFull`."""
+        wanted = len(turn.prompt.ids) + turn.sampling.max_tokens
+        if wanted > self.facts.context_tokens:
+            raise ContextTooLong(
+                f"This model's maximum context length is {self.facts.context_tokens} tokens; "
+                f"{len(turn.prompt.ids)} in the prompt and {turn.sampling.max_tokens} to generate make {wanted}."
+            )
+        if wanted > len(pages) * PAGE_TOKENS:
+            raise ContextTooLong(f"{wanted} tokens do not fit into {len(pages)} pages of {PAGE_TOKENS}.")
+        if not self._launcher.free:
+            raise QueueFull(f"All {self.facts.max_turns} places are taken.", retry_after_s=1)
+        seat = self._seats[turn.id] = Seat(turn, self._launcher.free.pop())
+        self._worker.submit(self._launcher.begin, seat, tuple(pages))
+
+    def detach(self, turn: str) -> None:
+        """Forget `turn`; unknown turns are ignored."""
+        seat = self._seats.pop(turn, None)
+        if seat is not None:
+            self._launcher.free.append(seat.slot)
+            self._worker.submit(seat.let_go)
+
+    def step(self, plan: StepPlan) -> Coroutine[Any, Any, list[StepResult]]:
+        """Launch `plan` behind what was launched before, and wait for it; raises `EngineFailed`."""
+        if plan.drafts > self.facts.max_drafts:
+            raise EngineFailed(f"The plan asks for {plan.drafts} drafts, this engine verifies {self.facts.max_drafts}.")
+        return self._start(self._finish(self._worker.submit(self._launch, plan)))
+
+    def run(self, *plans: StepPlan) -> list[list[StepResult]]:
+        """Launch `plans` one behind the other, and block until all are done."""
+
+        async def run_all() -> list[list[StepResult]]:
+            return list(await asyncio.gather(*[self.step(plan) for plan in plans]))
+
+        return asyncio.run(run_all())
+
+    def copy_state(self, turn: str) -> Coroutine[Any, Any, TurnState | None]:
+        """The state of an attached turn as the steps launched so far leave it; None in the midst of a replay."""
+        return self._start(self._read_state(self._worker.submit(self._queue_read, self._seat(turn))))
+
+    def take_state(self, turn: str, length: int, state: TurnState | None) -> Coroutine[Any, Any, int]:
+        """Let an attached turn without positions go on behind the first `length` of its prompt; where it begins.
+
+        Without a state the rows of that many positions are in its pages, and a window of them is computed again. Raises
+        `CheckpointError` if the state does not fit.
+        """
+        return self._start(self._take_over(self._worker.submit(self._queue_write, self._seat(turn), length, state)))
+
+    def copy_pages(
+        self, pages: Sequence[int], buffers: Sequence[memoryview], *, reads: bool
+    ) -> Coroutine[Any, Any, None]:
+        """Copy each of `pages` into, or out of, the buffer of `page_bytes` at its place in `buffers`."""
+        marking = self._worker.submit(self._launcher.mark_all)
+        copy = self._pages.read if reads else self._pages.write
+        copying = self._copies.submit(lambda: copy(pages, buffers, marking.result()))
+        if not reads:
+            # What is launched from now on may read these pages.
+            self._worker.submit(copying.exception)
+        return self._start(_wait(copying))
+
+    def counters(self) -> Mapping[str, int]:
+        """Attached turns and decode steps that nobody has heard of."""
+        return {"turns": len(self._seats), "steps": sum(seat.pending for seat in self._seats.values())}
+
+    async def close(self) -> None:
+        """Wait for all work, then free everything."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await asyncio.to_thread(self._copies.shutdown)
+        await asyncio.wrap_future(self._worker.submit(self._shut))
+        await asyncio.to_thread(self._worker.shutdown)
+        self._seats.clear()
+
+    def _shut(self) -> None:
+        self._launcher.close()
+        self._images.close()
+        self._pages.close()
+        self.machine.close()
+
+    def _start(self, work: Coroutine[Any, Any, _T]) -> Coroutine[Any, Any, _T]:
+        """Carry `work` out even if nobody waits for it any more; what comes of it is for later."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return _result(task)
+
+    async def _finish(self, launching: Future[list[Launched]]) -> list[StepResult]:
+        """What comes of a plan that is being launched."""
+        self.machine.device.use()
+        try:
+            return [result for part in await asyncio.wrap_future(launching) for result in await self._collect(part)]
+        except DeviceError as error:
+            raise EngineFailed(f"The device failed: {error}.") from error
+
+    def _launch(self, plan: StepPlan) -> list[Launched]:
+        """On the launching thread: queue the plan's decode turns, then its prefill ranges."""
+        decoding = [seat for seat in map(self._seat, plan.decode) if not seat.finished]
+        prefilling = [(self._seat(part.turn), part) for part in plan.prefill]
+        for seat, part in prefilling:
+            self._launcher.check(seat, part)
+        launched = [self._launcher.decode(decoding, plan.drafts)] if decoding else []
+        return launched + [self._launcher.prefill(seat, part) for seat, part in prefilling]
+
+    def _queue_read(self, seat: Seat) -> tuple[Seat, Array, Event] | None:
+        if seat.decoded < seat.fed:
+            return None
+        image = self._images.take()
+        return seat, image, self._launcher.read_image(seat, image)
+
+    async def _read_state(self, launching: Future[tuple[Seat, Array, Event] | None]) -> TurnState | None:
+        queued = await asyncio.wrap_future(launching)
+        if queued is None:
+            return None
+        seat, memory, copied = queued
+        await wait_until(lambda: copied.done, 0.0, STEP_DEADLINE_S)
+        copied.close()
+        shape, image = self._images.shape, self._images.shape.view_image(view_host(memory))
+        length = int(image.length[0])
+        known = np.append(seat.ids, seat.generated).astype(np.int64)
+        payload = await asyncio.to_thread(shape.pack, image, length, seat.replayed)
+        state = TurnState(length, shape.last_ids(image, known, length), payload, seat.replayed)
+        self._images.give_back(memory)
+        return state
+
+    def _queue_write(self, seat: Seat, length: int, state: TurnState | None) -> tuple[int, Array, Event] | int:
+        """On the launching thread: check the state, lay it out, queue its copy."""
+        if seat.fed:
+            raise EngineFailed(f"Turn {seat.turn.id} has {seat.fed} positions of its own.")
+        if not 0 <= length < len(seat.ids):
+            raise CheckpointError(f"a prompt of {len(seat.ids)} positions cannot go on behind {length}")
+        if state is None:
+            if self.prefill == "exact" and length:
+                raise CheckpointError("an exact prefill goes on from a state only")
+            return self._launcher.begin_behind(seat, length)
+        if length > state.length or not np.array_equal(state.ids[:length], seat.ids[:length]):
+            raise CheckpointError(f"a state of {state.length} positions is of another prompt than the first {length}")
+        repeats = state.length == len(seat.ids)
+        if state.length - length > max(state.spare, int(repeats)):
+            raise CheckpointError(f"a state of {state.length} positions cannot be cut to {length}")
+        memory, shape = self._images.take(), self._images.shape
+        try:
+            replayed = shape.unpack(state.payload, state.ids, length, shape.view_image(view_host(memory)))
+        except CheckpointError:
+            self._images.give_back(memory)
+            raise
+        return length, memory, self._launcher.take_over(seat, memory, length, replayed)
+
+    async def _take_over(self, launching: Future[tuple[int, Array, Event] | int]) -> int:
+        queued = await asyncio.wrap_future(launching)
+        if isinstance(queued, int):
+            return queued
+        length, memory, copied = queued
+        await wait_until(lambda: copied.done, 0.0, STEP_DEADLINE_S)
+        copied.close()
+        self._images.give_back(memory)
+        return length
+
+    def _seat(self, turn: str) -> Seat:
+        try:
+            return self._seats[turn]
+        except KeyError:
+            raise EngineFailed(f"The plan names turn {turn}, which is not attached.") from None
+
+    async def _collect(self, part: Launched) -> list[StepResult]:
+        stream = part.stream
+        usual_s = self._usual_s.get(stream, 0.0)
+        took_s = await wait_until(part.ready, usual_s, STEP_DEADLINE_S, stream.check)
+        self._usual_s[stream] = usual_s + USUAL_SHARE * (took_s - usual_s)
+        return [self._report(outcome) for outcome in part.take()]
+
+    def _report(self, outcome: Outcome) -> StepResult:
+        """The result of a turn."""
+        seat, record = outcome.seat, outcome.record
+        if record is None:
+            return StepResult(turn=seat.turn.id, prefilled=outcome.prefilled)
+        finish: Finish | None = None
+        if record.done:
+            finish = "stop" if record.done == ENDED_BY_EOS else "length"
+        seat.length, seat.finished = record.length, finish is not None
+        seat.generated += record.ids
+        return StepResult(
+            turn=seat.turn.id, ids=record.ids, prefilled=outcome.prefilled, drafted=record.verified,
+            accepted=record.accepted, finish=finish,
+        )  # fmt: skip
+
+
+async def _result(task: "asyncio.Task[_T]") -> _T:
+    return await asyncio.shield(task)
+
+
+async def _wait(future: Future[_T]) -> _T:
+    return await asyncio.wrap_future(future)

@@ -1,0 +1,115 @@
+// What the ranks of one node have computed a part of each, brought together in one step: everybody reads everybody's.
+//
+//   announce_partial: epoch += 1; arrived[this rank] = epoch in the memory of every rank
+//   reduce_peers: wait until every rank has announced this rank's epoch; out = bf16((part_0 + part_1) + ...), float32
+//   gather_peers: wait likewise; out = part_0, part_1 ... behind each other in every row, float32
+//
+// Shapes: AnnouncePartial, ReducePeers, GatherPeers; width a multiple of 8 (gather: of 4), parts 16-byte aligned, at
+// most 8 ranks. The sum runs in order of rank, so all ranks hold the same bits. A part is read while its owner goes on:
+// it may be overwritten after the owner's next reduction, not before, so two parts that take turns are enough. Between
+// the two kernels a rank never waits, hence ranks that share a GPU and a stream (all announce, then all reduce) work
+// too. A rank that is not there after `patience_us` is named in `missing`, and the rows are NaN: never a sum that lacks
+// a part. Padding: zeros, nothing of it is read.
+// Grid: announce_partial one warp; reduce_peers (ceil(width / 1024), rows) blocks of 128, of which each thread adds
+// eight columns; gather_peers (ceil(width / 512), rows), a thread four columns of every part.
+// Bound: the latency of a peer's memory, twice (the word, then the part).
+#include "contract.h"
+#include "numeric.cuh"
+
+namespace dsuf {
+
+constexpr int kMostRanks = 8;
+
+__device__ __forceinline__ void store_release(int32_t* at, int32_t value) {
+  asm volatile("st.release.sys.global.s32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ int32_t load_acquire(const int32_t* at) {
+  int32_t value;
+  asm volatile("ld.acquire.sys.global.s32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ uint64_t clock_ns() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+// Whether *word reaches `epoch` in time; epochs are compared as the counters that they are, which may wrap around.
+__device__ __forceinline__ bool wait_for(const int32_t* word, int32_t epoch, int32_t patience_us) {
+  const uint64_t deadline = clock_ns() + uint64_t(patience_us) * 1000;
+  while (int32_t(uint32_t(load_acquire(word)) - uint32_t(epoch)) < 0)
+    if (clock_ns() > deadline) return false;
+  return true;
+}
+
+// Whether all ranks are there; of all threads of a block, which know it together.
+template <class Params>
+__device__ __forceinline__ bool meet(const Params& p) {
+  __shared__ bool late;
+  if (threadIdx.x == 0) late = false;
+  __syncthreads();
+  if (threadIdx.x < p.ranks && !wait_for(p.arrived + threadIdx.x, *p.epoch, p.patience_us)) {
+    late = true;
+    *p.missing = int32_t(threadIdx.x) + 1;
+  }
+  __syncthreads();
+  return !late;
+}
+
+}  // namespace dsuf
+
+extern "C" __global__ void __launch_bounds__(32) announce_partial(const dsuf::AnnouncePartial p) {
+  using namespace dsuf;
+  const int32_t epoch = int32_t(uint32_t(*p.epoch) + 1);
+  __syncwarp();
+  if (threadIdx.x == 0) *p.epoch = epoch;
+  __threadfence_system();
+  if (threadIdx.x < p.ranks) store_release(reinterpret_cast<int32_t*>(p.arrived[threadIdx.x]) + p.rank, epoch);
+}
+
+extern "C" __global__ void __launch_bounds__(128) reduce_peers(const dsuf::ReducePeers p) {
+  using namespace dsuf;
+  const int64_t row = blockIdx.y, at = row * p.width + (blockIdx.x * 128 + threadIdx.x) * 8;
+  const bool inside = (blockIdx.x * 128 + threadIdx.x) * 8 < p.width;
+  const bool complete = meet(p);
+  if (!inside) return;
+  float sum[8] = {};
+  if (row < *p.live) {
+    uint4 part[kMostRanks];
+#pragma unroll
+    for (int r = 0; r < kMostRanks; ++r)
+      if (r < p.ranks)
+        part[r] = __ldcg(reinterpret_cast<const uint4*>(reinterpret_cast<const uint16_t*>(p.partials[r]) + at));
+#pragma unroll
+    for (int r = 0; r < kMostRanks; ++r) {
+      if (r >= p.ranks) break;
+      float x[8];
+      unpack_bf16x8(part[r], x);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] = r == 0 ? x[i] : __fadd_rn(sum[i], x[i]);
+    }
+    if (!complete)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] = __uint_as_float(0x7FC00000u);
+  }
+  *reinterpret_cast<uint4*>(p.out + at) = pack_bf16x8(sum);
+}
+
+extern "C" __global__ void __launch_bounds__(128) gather_peers(const dsuf::GatherPeers p) {
+  using namespace dsuf;
+  const int64_t row = blockIdx.y;
+  const int column = (blockIdx.x * 128 + threadIdx.x) * 4;
+  const bool complete = meet(p), live = row < *p.live;
+  if (column >= p.width) return;
+  for (int r = 0; r < p.ranks; ++r) {
+    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (live) {
+      x.x = x.y = x.z = x.w = __uint_as_float(0x7FC00000u);
+      const float* part = reinterpret_cast<const float*>(p.partials[r]) + row * p.width + column;
+      if (complete) x = __ldcg(reinterpret_cast<const float4*>(part));
+    }
+    *reinterpret_cast<float4*>(p.out + (row * p.ranks + r) * p.width + column) = x;
+  }
+}

@@ -1,0 +1,79 @@
+"""Drives an engine by hand: turns from prompts, greedy runs, and the bytes that they leave."""
+
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dsuf.cuda.arena import read_array
+from dsuf.cuda.caches import PAGE_TOKENS
+from dsuf.cuda.engine import CudaEngine
+from dsuf.cuda.machine import Machine
+from dsuf.types import PrefillRange, Prompt, Sampling, StepPlan, StepResult, Turn
+
+_NUMBERS = count()
+
+
+def make_turn(ids: Sequence[int] | NDArray[np.int64], max_tokens: int, **sampling: float) -> Turn:
+    """A turn, greedy unless told otherwise."""
+    chosen = {"temperature": 0.0, "top_p": 1.0, "seed": 1} | sampling
+    prompt = Prompt(ids=tuple(int(token) for token in ids))
+    return Turn(id=f"turn-{next(_NUMBERS)}", prompt=prompt, sampling=Sampling(max_tokens=max_tokens, **chosen))
+
+
+def count_pages(turn: Turn) -> int:
+    """Pages that `turn` can ever need."""
+    return -(-(len(turn.prompt.ids) + turn.sampling.max_tokens + 8) // PAGE_TOKENS)
+
+
+def prefill(engine: CudaEngine, turn: Turn, start: int = 0, chunk: int | None = None, ahead: int = 0) -> StepResult:
+    """Prefill the prompt from `start` on, `ahead` chunks launched beyond the one awaited; the first token."""
+    length, size = len(turn.prompt.ids), chunk or len(turn.prompt.ids)
+    parts = [PrefillRange(turn.id, first, min(length, first + size)) for first in range(start, length, size)]
+    for first in range(0, len(parts), 1 + ahead):
+        group = parts[first : first + 1 + ahead]
+        told = engine.run(*[StepPlan(prefill=(part,)) for part in group])
+        assert [results[0].prefilled for results in told] == [part.stop for part in group]
+    return told[-1][0]
+
+
+def decode(engine: CudaEngine, turns: Sequence[Turn], drafts: int = 0, ahead: int = 0) -> dict[str, list[int]]:
+    """Decode all `turns` together to their ends, `ahead` steps launched before the first is read."""
+    ids: dict[str, list[int]] = {turn.id: [] for turn in turns}
+    going = set(ids)
+    while going:
+        plan = StepPlan(decode=tuple(turn.id for turn in turns if turn.id in going), drafts=drafts)
+        for results in engine.run(*[plan] * (1 + ahead)):
+            for result in results:
+                assert result.turn in going, "a turn that has ended gave a result"
+                ids[result.turn] += result.ids
+                if result.finish:
+                    going.remove(result.turn)
+    return ids
+
+
+def generate(
+    engine: CudaEngine, prompts: Sequence[NDArray[np.int64]], max_tokens: int, *, chunk: int | None = None,
+    drafts: int = 0, ahead: int = 0, **sampling: float,
+) -> list[list[int]]:  # fmt: skip
+    """Replies to `prompts`, which decode together."""
+    turns = [make_turn(prompt, max_tokens, **sampling) for prompt in prompts]
+    first, used = {}, 0
+    for turn in turns:
+        engine.attach(turn, range(used, used + count_pages(turn)))
+        used += count_pages(turn)
+        first[turn.id] = prefill(engine, turn, chunk=chunk, ahead=ahead)
+    rest = decode(engine, [turn for turn in turns if not first[turn.id].finish], drafts, ahead)
+    for turn in turns:
+        engine.detach(turn.id)
+    return [[*first[turn.id].ids, *rest.get(turn.id, [])] for turn in turns]
+
+
+def read_caches(machine: Machine, positions: int) -> bytes:
+    """The global cache of the first `positions` positions of the turn in the first pages."""
+    caches, config = machine.caches, machine.config
+    return b"".join(
+        read_array(store)[: positions // config.ratio(layer)].tobytes()
+        for layer in config.kv_source_layers for store in (caches.entries(layer), caches.index_keys(layer))
+    )  # fmt: skip

@@ -1,0 +1,190 @@
+"""Several ranks as one engine: on paper every rank gets its own arrays; on a GPU they agree, and say what one says."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dsuf.checkpoint.config import ModelConfig, load_config
+from dsuf.checkpoint.forms import RELEASED
+from dsuf.checkpoint.synthetic import EMBEDDED
+from dsuf.cuda import ranks as module
+from dsuf.cuda.arena import Array, read_array, write_array
+from dsuf.cuda.ends import enter_streams
+from dsuf.cuda.engine import CudaEngine
+from dsuf.cuda.group import rank_config
+from dsuf.cuda.launches import Pass
+from dsuf.cuda.machine import Machine, Setup, plan_sizes
+from dsuf.cuda.ranks import SUMMED, RankedKernels, load_ranks, plan_rank_regions
+from dsuf.cuda.step import StepShape, entries_of
+from dsuf.types import Sampling
+from tests.cuda.drive import generate
+from tests.cuda.paper import PaperArena, PaperKernels
+from tests.cuda.test_engine import Watcher, row_errors
+
+STRIDE = 1 << 44
+SETUP = Setup(context_tokens=1024, max_turns=4, prefill_rows=64)
+CONFIGS = {"embedded": EMBEDDED, "released": load_config(RELEASED / "config.json")}
+
+
+class PaperRanks(PaperArena):
+    """Arrays of several ranks, far apart."""
+
+    def __init__(self, regions: Any, ranks: int) -> None:
+        super().__init__(regions)
+        self.ranks = ranks
+        shifts = tuple(STRIDE * rank for rank in range(1, ranks))
+        self._arrays = {name: Array(a.pointer, a.kind, a.shape, shifts) for name, a in self._arrays.items()}
+
+
+def make_paper(
+    config: ModelConfig, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Machine, PaperKernels, dict[int, NDArray[Any]]]:
+    """A machine of some ranks, its launches, and what was written by address."""
+    written: dict[int, NDArray[Any]] = {}
+    monkeypatch.setattr(module, "write_array", lambda array, values: written.update({array.pointer: values}))
+    own = rank_config(config, ranks, ranks - 1)
+    arena, kernels = PaperRanks(plan_rank_regions(own, SETUP, 40, ranks), ranks), PaperKernels(own)
+    ranked = RankedKernels(kernels, arena, own)  # type: ignore[arg-type]
+    return Machine(None, ranked, arena, own, plan_sizes(own, SETUP, 40), SETUP, 0), kernels, written  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_every_rank_has_its_own(name: str, ranks: int, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is the same launches for each rank, with arrays of its own alone; sums and gathers wait for everybody."""
+    machine, kernels, _ = make_paper(CONFIGS[name], ranks, monkeypatch)
+    machine.decoder.queue(StepShape(2, drafts, 1024), 7)
+    by_rank: list[list[str]] = [[] for _ in range(ranks)]
+    for entry, values in kernels.launches:
+        places = {a.pointer // STRIDE for n, a in values.items() if isinstance(a, Array)}
+        assert len(places) == 1, entry
+        by_rank[places.pop()].append(entry)
+    assert all(entries == by_rank[0] for entries in by_rank)
+    count = {entry: by_rank[0].count(entry) for entry in set(by_rank[0])}
+    gathers = count["sample_rows"]
+    assert count["gather_peers"] == gathers == 1 + (machine.config.dspark_block_size if drafts else 0)
+    assert count["reduce_peers"] == sum(count[entry] for entry in SUMMED)
+    assert count["announce_partial"] == gathers + count["reduce_peers"]
+
+
+def test_nobody_reads_before_all_have_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a part and its sum every rank announces; parts take turns, and the sum goes where the part would have."""
+    machine, kernels, written = make_paper(EMBEDDED, 2, monkeypatch)
+    machine.prefiller.queue("forward", 64, 1024, 0)
+    entries = [entry for entry, _ in kernels.launches]
+    outs = []
+    for i, (entry, values) in enumerate(kernels.launches):
+        if entry in SUMMED and values["out"].pointer < STRIDE:
+            assert entries[i : i + 6] == [entry] * 2 + ["announce_partial"] * 2 + ["reduce_peers"] * 2
+            tables = kernels.launches[i + 4][1]["partials"]
+            base = min(written, key=lambda at: abs(at - tables.pointer))
+            turn = (tables.pointer - base) // tables.bytes
+            assert list(written[base][turn][:2]) == [values["out"].pointer, values["out"].pointer + STRIDE]
+            assert kernels.launches[i + 4][1]["out"].pointer != values["out"].pointer
+            outs.append(turn)
+    assert outs[:6] == [1, 0, 1, 0, 1, 0]
+
+
+def last_logits(machine: Machine, rank: int) -> NDArray[np.float32]:
+    """The logits behind the last prompt, as a rank has them."""
+    found: NDArray[np.float32] = read_array(machine.arena["prefill.logits"].on(rank))[0]
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def many(request: pytest.FixtureRequest, machine: Machine, checkpoint: Path) -> Iterator[Machine]:
+    """The checkpoint split over ranks, beside the machine that has all of it."""
+    split = load_ranks(checkpoint, machine.setup, request.param, streams=8)
+    yield split
+    split.decoder.kernels.check()  # type: ignore[attr-defined]
+    split.close()
+
+
+@pytest.fixture
+def prompts(machine: Machine) -> list[NDArray[np.int64]]:
+    """Prompts of many lengths."""
+    return [np.random.default_rng(n).integers(3, machine.config.vocab_size, n) for n in (1, 2, 17, 64, 90, 127, 129)]
+
+
+def begin_pass(machine: Machine, ids: NDArray[np.int64]) -> tuple[Pass, Watcher]:
+    """A pass over a prompt by hand, up to its first layer."""
+    watcher, prefiller = Watcher(), machine.prefiller
+    machine.turns.begin(0, Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=1), range(8), 0)
+    prefiller.put_rows(0, 0, ids, 0)
+    todo = Pass(
+        prefiller.kernels, 0, prefiller.work, machine.turns, 128, entries_of(1024), fresh=True, observer=watcher
+    )
+    machine.model.place(todo)
+    enter_streams(todo, machine.arena)
+    return todo, watcher
+
+
+def copy_across(source: Machine, target: Machine, *names: str) -> None:
+    """Give `target` what a pass of `source` left."""
+    for name in names:
+        write_array(target.prefiller.work[name], read_array(source.prefiller.work[name]))
+
+
+def assert_near(own: NDArray[Any], expected: NDArray[Any], place: str) -> None:
+    """Within what parts rounded to BF16 make of a sum."""
+    found = row_errors(own[:96], np.asarray(expected[:96], np.float32))
+    assert np.median(found) <= 5e-3 and (found <= 4e-2).mean() >= 0.97, (place, np.median(found), found.max())
+
+
+def test_layers_with_the_input_of_one_rank(machine: Machine, many: Machine) -> None:
+    """Attention and experts of every layer, given what one rank's were given, and the Engram projections.
+
+    What all ranks compute is one rank's to the bit. Parts are rounded to BF16 before they are added, so sums are not;
+    quantisers behind them would magnify that, hence an input of its own for each.
+    """
+    ids = np.random.default_rng(8).integers(3, machine.config.vocab_size, 96)
+    (one, theirs), (split, ours) = begin_pass(machine, ids), begin_pass(many, ids)
+    for layer in range(machine.config.n_layers):
+        copy_across(machine, many, "streams", "ffn.pre")
+        machine.model.run_layer(one, layer)
+        many.model.run_layer(split, layer)
+        prefix = f"layers.{layer}"
+        if layer in machine.config.engram_layer_ids:
+            assert_near(ours.seen[f"{prefix}.h_after_engram"], theirs.seen[f"{prefix}.h_after_engram"], prefix)
+        else:
+            np.testing.assert_array_equal(ours.seen[f"{prefix}.attn_in"][:96], theirs.seen[f"{prefix}.attn_in"][:96])
+            assert_near(ours.seen[f"{prefix}.attn_out"], theirs.seen[f"{prefix}.attn_out"], f"{prefix}.attn")
+        copy_across(machine, many, "input", "input.codes", "input.scales")
+        many.model.layers[layer].moe.run(split)
+        chosen = [read_array(each.prefiller.work["chosen"])[:96] for each in (machine, many)]
+        np.testing.assert_array_equal(*chosen)
+        branches = [read_array(many.prefiller.work["branch"].on(rank)) for rank in range(many.arena.ranks)]
+        assert all(np.array_equal(branch, branches[0]) for branch in branches)
+        own = branches[0].view(ml_dtypes.bfloat16).astype(np.float32)
+        assert_near(own, theirs.seen[f"{prefix}.ffn_out"], f"{prefix}.ffn")
+
+
+def test_whole_runs(machine: Machine, many: Machine, prompts: list[NDArray[np.int64]]) -> None:
+    """Ranks agree to the bit. From one rank's logits theirs are as far as roundings grow to in a random model."""
+    one, split = (CudaEngine(each, "weights", "exact") for each in (machine, many))
+    same, distances = 0, []
+    for prompt in prompts:
+        first = [generate(engine, [prompt], 1) for engine in (one, split)]
+        same += first[0] == first[1]
+        whole, ours = last_logits(machine, 0), last_logits(many, 0)
+        for rank in range(many.arena.ranks):
+            np.testing.assert_array_equal(last_logits(many, rank), ours)
+        distances.append(float(np.linalg.norm(ours - whole) / np.linalg.norm(whole)))
+    print(f"\n{many.arena.ranks} ranks: same first token {same} of {len(prompts)}, distances {np.round(distances, 3)}")
+    assert np.median(distances) < 0.5  # of unrelated logits it is 1.4
+
+
+def test_ranks_agree_with_themselves(many: Machine, prompts: list[NDArray[np.int64]]) -> None:
+    """Drafts on or off, chunked or whole, graph or launches, together or alone: the same tokens."""
+    engine = CudaEngine(many, "weights", "exact")
+    tokens = generate(engine, prompts, 24)
+    assert generate(engine, prompts, 24, drafts=5) == tokens
+    assert generate(engine, prompts, 24, chunk=7) == tokens
+    assert generate(CudaEngine(many, "weights", "exact", captures=False), prompts, 24, drafts=3) == tokens
+    assert [generate(engine, [prompt], 24)[0] for prompt in prompts] == tokens

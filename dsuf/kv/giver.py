@@ -110,7 +110,7 @@ class LocalGiver:
         """Compute the prompt, unless that was done before, until all that it left behind is kept."""
         if self._arena.find_exact(trace, trace.length) is None:
             await self._compute(turn)
-            await self._sessions.wait_for(trace)
+            await self._sessions.wait_for(trace, self._lease_s)
 
     def _conclude(self, order: _Order) -> None:
         """Nothing more is to come; raises if that is because computing failed."""

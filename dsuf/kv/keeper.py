@@ -17,8 +17,6 @@ from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Metrics
 from dsuf.types import Engine, SessionState
 
-WAIT_S = 0.5
-"""How long the next turn of a conversation waits for what the one before leaves behind: some steps of a slow engine."""
 END_TOKENS = 8
 """So many of the last tokens of a prompt may stand otherwise in the next one, such as where it opens the reply."""
 
@@ -70,10 +68,10 @@ class Keeper:
         """Keep the whole pages within the first `length` positions of the prompt; the task ends when they are kept."""
         return self._start(self._keep, Copy(holding, length, None))
 
-    async def wait_for(self, prompt: Trace) -> None:
-        """Wait for what the turn that `prompt` goes on from is leaving behind now, but not for long."""
+    async def wait_for(self, prompt: Trace, seconds: float) -> None:
+        """Wait, for so long at most, for what the turn that `prompt` goes on from is leaving behind now."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(seconds):
                 for copy in [copy for copy in self._under_way if _goes_on(copy.holding.trace, prompt)]:
                     await copy.ended.wait()
 

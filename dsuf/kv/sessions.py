@@ -26,6 +26,8 @@ from dsuf.types import Engine, Prompt, Turn
 __all__ = ["DEADLINE_S", "Restored", "Sessions"]
 
 DEADLINE_S = 5.0
+WAIT_S = 0.5
+"""How long the next turn of a conversation waits for what the one before leaves behind: some steps of a slow engine."""
 _ATTEMPTS = 3
 
 
@@ -78,7 +80,7 @@ class Sessions:
         except Exception as error:
             self._fail(turn.id, error)
         else:
-            await self._keeper.wait_for(trace)
+            await self.wait_for(trace, WAIT_S)
         return self._reserve(Holding(turn, trace, limit, peer_from))
 
     async def restore(self, turn: Turn) -> Restored | None:
@@ -178,9 +180,9 @@ class Sessions:
         """Set when something is published the next time."""
         return self._keeper.kept
 
-    async def wait_for(self, prompt: Trace) -> None:
-        """Wait for the copies on their way now that may be of use to `prompt`."""
-        await self._keeper.wait_for(prompt)
+    async def wait_for(self, prompt: Trace, seconds: float) -> None:
+        """Wait, for so long at most, for the copies on their way now of turns that `prompt` goes on from."""
+        await self._keeper.wait_for(prompt, seconds)
 
     async def settle(self) -> None:
         """Wait, within the deadline, for all copies that are on their way."""

@@ -40,7 +40,7 @@ class Visitor:
         self._tally = tally
         self._doings: dict[Callable[[], Awaitable[None]], int] = {
             self.talk: 6, self.ask_whole: 3, self.send_message: 2, self.ask_long: 1,
-            self.leave_stream: 3, self.leave_whole: 2, self.send_nonsense: 3, self.ask_canary: 2,
+            self.leave_stream: 3, self.leave_whole: 2, self.send_nonsense: 3, self.ask_canary: 2, self.ask_hurried: 1,
         }  # fmt: skip
 
     async def visit(self, until_s: float) -> None:
@@ -93,6 +93,14 @@ class Visitor:
         else:
             self._tally.check_usage("ask_long", reply.usage)
 
+    async def ask_hurried(self) -> None:
+        """A request with a deadline that it may well miss: either the whole answer or the error for that."""
+        headers = self._headers | {"x-dsuf-timeout-s": str(self._chance.choice((0.2, 1.0, 5.0)))}
+        async with self._client.post(self._url + CHAT, json=self._draw_body(stream=False), headers=headers) as response:
+            answer = await response.json()
+            if (response.status, "error" in answer) not in ((200, False), (504, True)):
+                raise ValueError(f"status {response.status}: {str(answer)[:200]}")
+
     async def leave_stream(self) -> None:
         """A stream that is left after some events, or before the first."""
         events = self._chance.choice((0, 0, 1, 5, 20))
@@ -140,8 +148,8 @@ class Visitor:
         return body if stream else {name: value for name, value in body.items() if name != "stream_options"}
 
     def _draw_class(self) -> dict[str, Any]:
-        """Whom a request is for."""
-        return {"user_id": f"user-{self._chance.randrange(5)}"}
+        """Whom a request is for, and how urgent it is."""
+        return {"user_id": f"user-{self._chance.randrange(5)}", "priority": self._chance.choice((0, 0, 0, 5, 50))}
 
     async def _stream(self, body: dict[str, Any]) -> Reply:
         """The reply to a streamed chat request."""

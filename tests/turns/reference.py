@@ -156,11 +156,16 @@ class ReferenceWorld(World):
 
     def check_gone(self) -> None:
         """The global cache of each turn that left is the beginning of that of its cold run."""
-        for turn, length, parts in self.engine.gone:
-            cold = self.oracle.run(turn, self.eos_id)
-            for name, rows in parts.items():
-                assert cold.parts[name].startswith(rows), f"{turn.id}: {name} of {length} positions"
-        self.ends["compared"] += len(self.engine.gone)
+        self.ends["compared"] += check_parts(self.oracle, self.engine, self.eos_id)
+
+
+def check_parts(oracle: Oracle, engine: WatchedReference, eos_id: int = -1) -> int:
+    """See that what the turns left is the beginning of what they leave alone; how many those were."""
+    for turn, length, parts in engine.gone:
+        cold = oracle.run(turn, eos_id)
+        for name, rows in parts.items():
+            assert cold.parts[name].startswith(rows), f"{turn.id}: {name} of {length} positions"
+    return len(engine.gone)
 
 
 def make_greedy(schedule: Schedule) -> Schedule:

@@ -1,0 +1,124 @@
+"""Replay mode through the scheduler: a turn is a run with the same replay points, wherever its pages come from; and how
+much of a prompt is taken over.
+
+Oracles make the same replays by other means, see tests/reference.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsuf.reference.model import Model
+from dsuf.types import Turn
+from tests.reference.test_resume import run_model
+from tests.reference.test_window_replay import continue_greedily, run_oracle
+from tests.toy import ToyEngine, make_turn
+from tests.turns.clock import run_virtually
+from tests.turns.node import Node, serving
+from tests.turns.reference import Oracle, WatchedReference
+
+FULL = pytest.mark.full
+TEXT = np.random.default_rng(21).integers(3, 500, 340)
+PROMPT = TEXT[:150]
+WINDOW = 16
+
+
+def run(oracle: Oracle, scenario: Callable[[Node], Awaitable[Any]], *, drafts: int = 0, chunk_tokens: int = 50) -> Any:
+    """What `scenario` gives on a node in replay mode."""
+
+    async def main() -> Any:
+        engine = WatchedReference(oracle.model, oracle.drafter if drafts else None, 24, 4, "replay")
+        async with serving(engine, drafts=drafts, chunk_tokens=chunk_tokens) as node:
+            return await scenario(node)
+
+    return run_virtually(main)
+
+
+def say(name: str, ids: Any, max_tokens: int = 24) -> Turn:
+    """A turn over `ids`."""
+    return make_turn(name, np.asarray(ids).tolist(), max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize("drafts", [0, pytest.param(5, marks=FULL)])
+@pytest.mark.parametrize("source", ["device", "host"])
+@pytest.mark.parametrize("chunk", [50, pytest.param(7, marks=FULL), pytest.param(400, marks=FULL)])
+def test_a_conversation_is_a_run_with_the_same_replays(oracle: Oracle, chunk: int, source: str, drafts: int) -> None:
+    """Each turn goes on exactly from the end of the one before; its own tokens are replayed."""
+
+    async def scenario(node: Node) -> tuple[list[int], list[int]]:
+        first = await node.run(say("a", PROMPT[:33], 10))
+        if source == "host":
+            await node.forget_device()
+        following = [*PROMPT[:33], *first.tokens[:9], *TEXT[100:130]]
+        second = await node.run(say("b", following))
+        assert second.usage.cached_tokens == 42
+        return first.tokens, second.tokens
+
+    first, second = run(oracle, scenario, drafts=drafts, chunk_tokens=chunk)
+    same = run_model(oracle.model, PROMPT[:33], np.array(first[:9]), TEXT[100:130])
+    assert second == same.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("drafts", [0, pytest.param(5, marks=FULL)])
+@pytest.mark.parametrize("source", ["device", "host"])
+@pytest.mark.parametrize("chunk", [50, pytest.param(7, marks=FULL), pytest.param(400, marks=FULL)])
+def test_a_hit_between_commit_points_is_a_run_with_windows_cut_there(
+    oracle: Oracle, model: Model, chunk: int, source: str, drafts: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A whole page of another prompt is taken over but for a window, which is computed again."""
+
+    async def scenario(node: Node) -> list[int]:
+        await node.run(say("a", [*PROMPT[:140], *TEXT[300:310]], 1))
+        if source == "host":
+            await node.forget_device()
+        reply = await node.run(say("b", PROMPT, 64))
+        assert reply.usage.cached_tokens == 128 - WINDOW
+        return reply.tokens
+
+    tokens = run(oracle, scenario, drafts=drafts, chunk_tokens=chunk)
+    cache = model.new_cache()
+    model.prefill_replay(cache, np.concatenate([PROMPT[:140], TEXT[300:310]]), last=True)
+    logits, same = run_oracle(model, PROMPT, cache, 128)
+    assert tokens == continue_greedily(model, same, logits)
+    cold = run(oracle, lambda node: node.run(say("cold", PROMPT, 64))).tokens
+    exact = oracle.run(say("exact", PROMPT, 64)).tokens
+    with capsys.disabled():
+        print(f"\nof 64 tokens behind a replayed window {_count_same(tokens, cold)} are those of a cold replayed run, "
+              f"{_count_same(tokens, exact)} those of a cold exact one (random weights)")  # fmt: skip
+
+
+def _count_same(a: list[int], b: list[int]) -> int:
+    return sum(x == y for x, y in zip(a, b, strict=True))
+
+
+def measure_reuse(shared: int, replay_tokens: int, *, chunk: int = 16, page_tokens: int = 8) -> int:
+    """Tokens that a prompt takes over from another one of 120 tokens, of which it shares the first `shared`."""
+
+    async def main() -> int:
+        engine = ToyEngine(replay_tokens=replay_tokens, page_tokens=page_tokens, spare=3)
+        async with serving(engine, chunk_tokens=chunk) as node:
+            await node.run(make_turn("a", range(1, 121), max_tokens=4))
+            await node.rest()
+            turn = make_turn("b", [*range(1, shared + 1), *range(500, 510)])
+            reply = await node.run(turn)
+            assert reply.tokens == engine.cold_tokens(turn)
+            return reply.usage.cached_tokens
+
+    reused = run_virtually(main)
+    assert isinstance(reused, int)
+    return reused
+
+
+@pytest.mark.parametrize("replay_tokens", [0, 6, 8])
+def test_pitfall_11_what_is_reused_rises_with_what_is_shared(replay_tokens: int) -> None:
+    """In replay mode all but a begun page and a window is; in exact mode what is before the last commit point, each of
+    which is at most half as long again as the one before, and a chunk."""
+    reused = [measure_reuse(shared, replay_tokens) for shared in range(121)]
+    assert reused == sorted(reused)
+    for shared, count in enumerate(reused):
+        assert count <= shared
+        least = shared - 7 - replay_tokens if replay_tokens else shared / 1.5 - 16
+        assert count >= least, (shared, count)
+    assert reused[120] == 120 and len(set(reused)) > 5

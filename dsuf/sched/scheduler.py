@@ -176,7 +176,8 @@ class Scheduler:
         try:
             while True:
                 self._news = loop.create_future()  # what happens from here on is looked at before the loop rests
-                self._land()
+                if self._land():
+                    await asyncio.sleep(0)  # who has come to a stop string leaves before one more step is launched
                 self._retire()
                 self._launch()
                 for helper in helpers:
@@ -276,8 +277,9 @@ class Scheduler:
         for part in choice.plan.prefill:
             self._places.commit_chunk(part, step.task)
 
-    def _land(self) -> None:
-        """Look at the steps that came back."""
+    def _land(self) -> bool:
+        """Look at the steps that came back; whether there were any."""
+        before = self.steps
         while (landed := self._flight.land()) is not None:
             step, seconds = landed
             self.progressed_s = step.ended_s or 0.0
@@ -292,6 +294,7 @@ class Scheduler:
             self._planner.observe(step.choice.shape, seconds, self.progressed_s)
             self._metrics.observe_step(seconds)
             self._deliver(results)
+        return self.steps > before
 
     def _deliver(self, results: Iterable[StepResult]) -> None:
         """Hand results to their readers. Results for turns that left meanwhile are normal."""

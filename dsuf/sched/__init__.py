@@ -1,13 +1,24 @@
 """Scheduling: which turn computes what in the next step, and every turn's way from submission to its ending.
 
-Imports `types`, `errors` and `observe`; the engine comes in as the protocol of `types`. Decisions are pure functions
-(`policy`, `queue`), the loop around them (`scheduler`) is thin.
+Imports `types`, `errors`, `observe` and `kv`; the engine comes in as the protocol of `types`. Decisions are pure
+functions of plain state (`policy`, `fairness`, `cost`, `preemption`, `queue`); the loop around them (`scheduler`) is
+thin.
 
-- A step serves every decoding turn and at most one chunk of one prompt, so a token waits for at most one chunk.
-- Prefill alternates between the oldest prompt and the shortest rest: a short prompt need not wait for a long one, and
-  the oldest gets at least every second chunk whatever arrives.
-- The queue is first come, first served within a tenant, and tenants take turns.
-- One step runs at a time. Between steps, turns that left are detached, results delivered, and waiting turns admitted.
+- A turn's way: `queue` (or first `intake`, where another node computes its prompt), `admission` (pages, then a place),
+  `places` (attached; its cache is filled beside the steps of others), `planner` and `flight` (steps), `endings`.
+- One step is always under way: the next one is launched behind the running one, on what that one is expected to leave.
+  So results are looked at one step late, and a turn whose end nobody foresaw is named in one step more, which gives it
+  nothing. What is to be kept of a turn is asked for right behind the step that brings it there.
+- The gap between a stream's tokens is bounded, whatever prompts arrive: steps are planned by what they are expected to
+  take, and the chunk of a prompt shrinks until its step fits. It never shrinks below a least chunk, so that prompts
+  progress; and it grows by steps, so that no engine is taken by surprise.
+- Tenants share engine time alike: with k of them at work each keeps a k-th of the rate that it would have alone,
+  however many streams the others have. Where serving all at once costs nobody more than that, nobody yields.
+- Lower priority numbers go first: in the queue, in prefill, and for the places and pages of running turns, which are
+  put back then and go on later from where they were. In a priority tenants take turns; of a tenant it is first come,
+  first served. The first in line is not overtaken, so nothing starves behind smaller turns.
+- What can never fit is refused at once, what waits is bounded, and a deadline ends a turn at any stage.
 - A step that raises ends the turns it carried. Several in a row, or one that does not come back in time, make the node
   not ready: everything that waits gets its ending, and an empty step that succeeds makes it ready again.
+- Some turns with drafts are computed again without, while nobody wants the engine: drafts must change no answer.
 """

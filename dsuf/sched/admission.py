@@ -5,7 +5,7 @@ take the place and the pages of running turns of worse priority, which go back t
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from dsuf.errors import QueueFull, RequestError
 from dsuf.kv.sessions import Sessions
@@ -28,11 +28,11 @@ class Admission:
 
     def __init__(
         self, queue: TurnQueue, tickets: Mapping[str, TurnTicket], places: Places, sessions: Sessions,
-        metrics: Metrics, fail: Fail,
+        metrics: Metrics, fail: Fail, give_way: Callable[[], Awaitable[None]],
     ) -> None:  # fmt: skip
         self.paused = False
         self._queue, self._tickets, self._places = queue, tickets, places
-        self._sessions, self._metrics, self._fail = sessions, metrics, fail
+        self._sessions, self._metrics, self._fail, self._give_way = sessions, metrics, fail, give_way
         self._news = asyncio.Event()
         self._stuck: Turn | None = None
         self._filling: set[asyncio.Task[None]] = set()
@@ -74,6 +74,9 @@ class Admission:
         if self._places.free <= 0:
             self._make_room(turn, missing_places=1)
             return False
+        await self._give_way()
+        if not self._queue.holds(turn):
+            return True
         try:
             pages = await self._sessions.admit(turn, peer_from=self._tickets[turn.id].peer_from)
         except RequestError as error:

@@ -22,6 +22,7 @@ from dsuf.kv.taker import Taker
 from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Load, Metrics
 from dsuf.sched.admission import Admission
+from dsuf.sched.audit import Auditor
 from dsuf.sched.cost import Shape
 from dsuf.sched.endings import continue_turn, record_end
 from dsuf.sched.flight import Flight, Launched
@@ -82,7 +83,13 @@ class Scheduler:
                 replay_tokens=engine.layout.replay_tokens,
             )
         )  # fmt: skip
-        self._admission = Admission(self._queue, self._tickets, self._places, sessions, metrics, self._fail)
+        self._auditor = Auditor(
+            engine, sessions, metrics, share=limits.audit_share if limits.drafts else 0.0,
+            chunk_tokens=limits.chunk_tokens, is_idle=self._is_idle,
+        )  # fmt: skip
+        self._admission = Admission(
+            self._queue, self._tickets, self._places, sessions, metrics, self._fail, self._auditor.give_way
+        )
         self._intake = None if taker is None else Intake(taker, engine.layout.page_tokens, self._enqueue)
         self._refusal: Unavailable | None = None
         self._failing_steps = 0
@@ -170,7 +177,7 @@ class Scheduler:
         """Serve until cancelled. Then what is left ends with `Unavailable`, and nothing is attached any more, unless a
         step did not come back: then closing the engine frees it."""
         loop = asyncio.get_running_loop()
-        helpers = [asyncio.create_task(self._admission.run()), asyncio.create_task(self._watch())]
+        helpers = [asyncio.create_task(work) for work in (self._admission.run(), self._watch(), self._auditor.run())]
         for helper in helpers:
             helper.add_done_callback(lambda _: self._poke())
         try:
@@ -312,6 +319,7 @@ class Scheduler:
             if result.finish is not None:
                 ticket.stop_timers()
                 record_end(ticket, result.finish, self._metrics)
+                self._auditor.note(ticket)
                 self._places.dismiss(held, "ended", keep=self.trouble is None)
 
     def _time_tokens(self, held: Held, tokens: int) -> None:
@@ -341,6 +349,12 @@ class Scheduler:
                 self._queue.put(continue_turn(ticket), first=True)
         if gone:
             self._admission.poke()
+            if self._is_idle():
+                self._auditor.poke()
+
+    def _is_idle(self) -> bool:
+        """Whether nobody wants the engine."""
+        return self.trouble is None and not (self._queue or len(self._places) or len(self._flight))
 
     async def _watch(self) -> None:
         """Look now and then whether a step is over its deadline, and let an idle engine show that it would do one."""
@@ -352,6 +366,8 @@ class Scheduler:
                 self._stall()
             elif not len(self._flight) and now_s - self.progressed_s >= limits.probe_s:
                 self._flight.launch(_PROBE, [], [])
+            elif self._is_idle():
+                self._auditor.poke()
 
     def _stall(self) -> None:
         """The running step is over its deadline: nobody waits for it any longer, except this loop."""

@@ -45,7 +45,7 @@ def count_left(node: Node) -> dict[str, int]:
     return {stage: int(count) for stage, count in found}
 
 
-async def test_64_clients_that_leave_leave_nothing(
+async def test_pitfall_16_clients_that_leave_leave_nothing(
     model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.WARNING)

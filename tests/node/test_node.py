@@ -115,7 +115,9 @@ async def test_what_outlasts_the_grace_time_fails_in_band(model_dir: Path, tmp_p
         assert await node.stop()
 
 
-async def test_a_stuck_engine_is_not_ready_and_not_alive_and_says_so(model_dir: Path, tmp_path: Path) -> None:
+async def test_pitfall_18_a_stuck_engine_is_not_ready_and_not_alive_and_says_so(
+    model_dir: Path, tmp_path: Path
+) -> None:
     script = write_script(tmp_path, [{"match": "stick", "hang_at_step": 0, "hang_s": 0.5}, FAST])
     async with running(model_dir, script, step_deadline_s=0.2) as node:
         client = await Client.connect(node)

@@ -17,7 +17,7 @@ from tests.node.rig import write_script
 SLOW = {"reply": "one two three four five six seven eight nine ten", "step_s": 0.1}
 
 
-def test_sigterm_in_mid_stream_cuts_nothing(model_dir: Path, tmp_path: Path) -> None:
+def test_pitfall_18_sigterm_in_mid_stream_cuts_nothing(model_dir: Path, tmp_path: Path) -> None:
     with serving_script(model_dir, tmp_path, [SLOW]) as server:
         stream = server.stream("count")
         first = stream.read1(200)

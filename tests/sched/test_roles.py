@@ -46,7 +46,7 @@ class Pair:
     def __init__(self, **engine: Any) -> None:
         self.far_engine, self.near_engine = ToyEngine(**engine), ToyEngine(**engine)
         self.far = make_scheduler(self.far_engine, chunk_tokens=16, role="prefill")
-        self.giver = Watched(self.far._sessions, self.far.prepare)
+        self.giver = Watched(self.far._sessions, self.far.prepare, lease_s=2.0)
         near = make_scheduler(self.near_engine)
         taker = Taker(near._sessions, self.giver, near._metrics, deadline_s=0.2)
         limits = Limits(chunk_tokens=16, role="decode")

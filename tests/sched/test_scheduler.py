@@ -108,7 +108,7 @@ async def test_refusals_say_why() -> None:
         tickets[2].cancel()
 
 
-async def test_64_turns_that_leave_at_random_stages_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_pitfall_16_turns_that_leave_at_random_stages_leave_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     chance = random.Random(5)
     engine = make_engine(Rule(reply="word " * 30, step_s=0.0005, prefill_s_per_token=0.0001), max_turns=16)

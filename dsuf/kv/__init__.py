@@ -24,8 +24,9 @@ Imports `types`, `errors` and `observe`; the engine comes in as the protocol of 
   next best source. Where a failed turn may have computed on something bad, what it made of that is found no more.
 - *Nothing is freed while somebody may read or write it.* A call that was given up still takes effect: what it touches
   comes back when it has ended. Readers hold leases. Blocks have generations for readers that do not ask.
-- *Room* is made by the commit point that saves the least computed tokens a block of those that only it holds, counting
-  uses and, by a rising floor, age. The budget counts blocks; tokens and digests take about 2 kB a page beside it.
+- *Room* is made by the commit point that saves the least computed tokens a block, counting only what would not be saved
+  or held without it; uses count, and age by a rising floor. The budget counts blocks; tokens and digests take about
+  2 kB a page beside it.
 - *Order.* Calls to the engine take effect as they are made, so a state is asked for when `commit` is called, and copied
   later, beside the steps. What a turn leaves behind is copied in order, since each copy stands on the one before. The
   next turn of a conversation waits a moment for it.

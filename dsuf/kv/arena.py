@@ -70,6 +70,16 @@ class Arena:
         self._leases: set[Lease] = set()
         self._ranking = Ranking()
 
+    @property
+    def replay_tokens(self) -> int:
+        """That of the engine's layout: it decides what a commit point saves. 0 until it is set."""
+        return self._ranking.replay_tokens
+
+    @replay_tokens.setter
+    def replay_tokens(self, tokens: int) -> None:
+        """What is kept already keeps its worth until it is looked at again."""
+        self._ranking.replay_tokens = tokens
+
     def find(self, path: Sequence[Node], prompt: Trace, limit: int | None = None) -> Match | None:
         """The commit point of which `prompt`, which walks `path`, can use the most positions, but not more than
         `limit`; the shortest of several; None if there is none."""
@@ -134,7 +144,8 @@ class Arena:
         anchor = self.tree.root(filling.trace) if last is None else last.node
         while anchor.pages * filling.trace.page_tokens > head.anchor_tokens and anchor.parent is not None:
             anchor = anchor.parent
-        point = CommitPoint(head, anchor, last, filling.tail, filling.payload, checksum)
+        size = filling.trace.page_tokens
+        point = CommitPoint(head, anchor, last, filling.tail, filling.payload, checksum, size)
         self._points[point] = None
         if last is not None:
             last.points.append(point)

@@ -85,13 +85,16 @@ class PointHead(msgspec.Struct, frozen=True, kw_only=True):
 class CommitPoint:
     """A commit point on the pages up to `page`, found at `anchor`. `tail` has the rows of its last, begun page."""
 
-    __slots__ = ("anchor", "blocks", "checksum", "head", "leases", "page", "since", "state", "tail", "uses", "worth")
+    __slots__ = (
+        "anchor", "blocks", "checksum", "head", "leases", "page", "page_tokens", "since", "state", "tail", "uses",
+        "worth",
+    )  # fmt: skip
 
     def __init__(
         self, head: PointHead, anchor: Node, page: HostPage | None, tail: int | None, blocks: list[int],
-        checksum: bytes,
+        checksum: bytes, page_tokens: int,
     ) -> None:  # fmt: skip
-        self.head, self.anchor, self.page = head, anchor, page
+        self.head, self.anchor, self.page, self.page_tokens = head, anchor, page, page_tokens
         self.tail, self.blocks, self.checksum = tail, blocks, checksum
         self.state: State = "ready"
         self.leases = 0
@@ -99,14 +102,30 @@ class CommitPoint:
         self.since = self.worth = 0.0
 
     @property
-    def own_blocks(self) -> int:
-        """Blocks that would be free without it: its own, and the last pages as far as nothing else stands on them."""
-        own = len(self.blocks) + (self.tail is not None)
+    def rest(self) -> bytes:
+        """The token ids of its begun page."""
+        return self.head.ids[len(self.head.ids) - self.head.length % self.page_tokens * ID_BYTES :]
+
+    def own(self, replay_tokens: int) -> tuple[int, int]:
+        """What would go without it: the tokens that would have to be computed again, and the blocks that would be free.
+
+        The blocks are its own and the last pages as far as nothing else stands on them. The tokens are those after the
+        nearest commit point before it, or, with `replay_tokens`, after a window within the pages that others hold.
+        """
+        length, blocks, alone = self.head.length, len(self.blocks) + (self.tail is not None), True
+        following = self.rest
         for page in self.page.chain() if self.page is not None else ():
-            if page.holds > 1:
-                break
-            own += 1
-        return own
+            near = (p for p in page.points if p.head.stateful and p.head.length < length)
+            before = [p.head.length for p in near if following.startswith(p.rest)]
+            following = page.node.content
+            alone = alone and page.holds == 1
+            if before:
+                return length - max(before), blocks
+            if alone:
+                blocks += 1
+            elif replay_tokens:
+                return length - max(0, page.node.pages * self.page_tokens - replay_tokens), blocks
+        return length, blocks
 
 
 def make_head(trace: Trace, state: SessionState) -> PointHead:

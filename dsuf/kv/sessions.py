@@ -40,6 +40,7 @@ class Sessions:
     def __init__(self, engine: Engine, arena: Arena, metrics: Metrics, *, deadline_s: float = DEADLINE_S) -> None:
         self.on_room: Callable[[], None] = lambda: None
         self.arena, self.layout = arena, engine.layout
+        arena.replay_tokens = engine.layout.replay_tokens
         self.pool = PagePool(engine.layout.pages, arena.tree.prune)
         self._metrics, self._deadline_s = metrics, deadline_s
         self._held: dict[str, Holding] = {}

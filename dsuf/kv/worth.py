@@ -1,4 +1,8 @@
-"""Which commit point goes first: the one that saves the least computed tokens a block that only it holds."""
+"""Which commit point goes first: the one that saves the least computed tokens a block, of both what only it has.
+
+Two commit points near the end of a long session save little, each beside the other. Counted by their whole lengths and
+the few blocks that are theirs alone, such a pair would stay for ever.
+"""
 
 import heapq
 from itertools import count
@@ -13,6 +17,7 @@ class Ranking:
     """
 
     def __init__(self) -> None:
+        self.replay_tokens = 0
         self._floor = 0.0
         self._heap: list[tuple[float, int, CommitPoint]] = []
         self._ready = 0
@@ -32,7 +37,7 @@ class Ranking:
                 continue
             if point.leases:
                 leased.append(point)
-            elif _worth(point) > worth:
+            elif self._worth(point) > worth:
                 self._place(point)
             else:
                 found = point
@@ -51,14 +56,14 @@ class Ranking:
 
     def _place(self, point: CommitPoint) -> None:
         """Put `point` where it belongs now; an older place of it is no longer valid."""
-        point.worth = _worth(point)
+        point.worth = self._worth(point)
         heapq.heappush(self._heap, (point.worth, next(self._numbers), point))
         if len(self._heap) > 64 and len(self._heap) > 4 * self._ready:
             live = {entry[2]: entry for entry in self._heap if entry[2].state == "ready" and entry[0] == entry[2].worth}
             self._heap = sorted(live.values(), key=lambda entry: entry[:2])
             self._ready = len(live)
 
-
-def _worth(point: CommitPoint) -> float:
-    """Tokens saved a block and use, on top of what the last evicted one was worth when this one was last of use."""
-    return point.since + (1 + point.uses) * point.head.length / max(1, point.own_blocks)
+    def _worth(self, point: CommitPoint) -> float:
+        """Tokens saved a block and use, on top of what the last evicted one was worth when `point` was last of use."""
+        tokens, blocks = point.own(self.replay_tokens)
+        return point.since + (1 + point.uses) * tokens / max(1, blocks)

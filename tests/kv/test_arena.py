@@ -56,11 +56,12 @@ def test_whole_pages_are_kept_once() -> None:
     assert two is not None
     assert three is not None
     assert arena.counters()["bytes"] == 400 + 300 + 200
-    assert [point.own_blocks for point in (one, two, three)] == [2, 3, 2]
+    assert [point.own(0) for point in (one, two, three)] == [(20, 2), (27 - 20, 3), (19, 2)]
+    assert [point.own(8) for point in (one, two, three)] == [(20 - 8, 2), (7, 3), (19 - 8, 2)]
     arena.withdraw(two)
     assert arena.counters()["bytes"] == 600
     arena.withdraw(one)
-    assert three.own_blocks == 4
+    assert three.own(0) == three.own(8) == (19, 4)
     arena.withdraw(three)
     assert set(arena.counters().values()) == {0}
     assert list(arena.tree.nodes()) == []
@@ -89,23 +90,37 @@ def test_what_saves_little_a_block_goes_first() -> None:
     assert kept(arena) == [0, 2, 3]
 
 
-def test_sharing_makes_an_entry_worth_more_and_being_left_alone_less() -> None:
-    arena = make_small_arena(11)
-    first = put(arena, [1] * 32)  # four pages and a state
-    longer = put(arena, [*([1] * 32), *([2] * 8)])  # a page and a state more: both hold little alone
-    third = put(arena, [3] * 24)  # three pages and a state alone
+def test_only_what_would_not_be_there_without_it_counts() -> None:
+    """Of two commit points near the end of a long session the last one goes first, and not for ever the others'."""
+    arena = make_small_arena(12)
+    first = put(arena, [1] * 40)  # five pages and a state
+    second = put(arena, [1] * 48)  # a page and a state more: 8 tokens for two blocks
+    third = put(arena, [3] * 24)  # three pages and a state: 24 tokens for four blocks
     assert first is not None
-    assert longer is not None
+    assert second is not None
     assert third is not None
-    arena.credit(third)  # 48 for four blocks; 32 for one and 40 for two
+    assert (first.own(0), second.own(0), third.own(0)) == ((40, 1), (8, 2), (24, 4))
     assert arena.reserve(make_prompt_trace([4] * 8), 8, 30) is not None
-    assert [point.state for point in (first, longer, third)] == ["ready", "ready", "absent"]
-    third = put(arena, [3] * 16)
-    assert third is not None
-    arena.credit(third)
-    arena.withdraw(longer)  # then 32 for five blocks, and 32 for three
-    assert arena.reserve(make_prompt_trace([5] * 24), 24, 30) is not None
-    assert [point.state for point in (first, third)] == ["absent", "ready"]
+    assert [point.state for point in (first, second, third)] == ["ready", "absent", "ready"]
+    assert first.own(0) == (40, 6)
+    assert arena.reserve(make_prompt_trace([5] * 16), 16, 130) is not None
+    assert [point.state for point in (first, third)] == ["ready", "absent"], "40 tokens for six blocks"
+
+
+def test_where_windows_are_replayed_a_state_within_a_session_saves_little() -> None:
+    arena = make_small_arena(20)
+    arena.replay_tokens = 8
+    points = [put(arena, [1] * length) for length in (40, 80)]
+    other = put(arena, [2] * 8)  # a page and a state: 8 tokens for two blocks
+    inner, end = points
+    assert inner is not None
+    assert end is not None
+    assert other is not None
+    assert inner.own(8) == (8, 1), "the rest could be had from the other's pages"
+    assert end.own(8) == (40, 6)
+    arena.credit(other)
+    assert arena.reserve(make_prompt_trace([3] * 40), 40, 130) is not None
+    assert [point.state for point in (inner, end, other)] == ["ready", "absent", "ready"]
 
 
 def test_the_order_does_not_grow_with_uses() -> None:

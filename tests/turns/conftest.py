@@ -7,6 +7,7 @@ import pytest
 from dsuf.reference.loader import load_draft
 from dsuf.reference.model import Model
 from dsuf.reference.speculate import HeadDrafter
+from tests.node.conftest import model_dir  # noqa: F401 - a fixture
 from tests.reference.conftest import model, small_checkpoint  # noqa: F401 - fixtures
 from tests.turns.reference import Oracle
 

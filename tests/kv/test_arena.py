@@ -123,6 +123,20 @@ def test_where_windows_are_replayed_a_state_within_a_session_saves_little() -> N
     assert [point.state for point in (inner, end, other)] == ["ready", "absent", "ready"]
 
 
+def test_a_long_session_that_nobody_goes_on_from_gives_way_in_time() -> None:
+    arena = make_small_arena(60)
+    for length in (300, 320):
+        put(arena, [99] * length)  # forty pages, two states
+    left = []
+    for n in range(150):
+        put(arena, [n % 90] * (8 + n % 9))
+        left.append(lengths(arena, [[99] * 400])[0])
+    assert left[5] > 0
+    assert left[-1] == 0
+    assert sum(map(bool, lengths(arena, [[n] * 40 for n in range(90)]))) > 10
+    check_arena(arena)
+
+
 def test_the_order_does_not_grow_with_uses() -> None:
     arena = make_small_arena(9)
     points = [put(arena, [n] * 10) for n in range(3)]

@@ -2,7 +2,8 @@
 
 The scripted engine gives tokens at a pace; beside it, in the same run and by turns, a bare aiohttp handler writes the
 same bytes at the same pace (bench/paced.py). Latency is counted from the moment at which the tokens are there, to their
-arrival at a client in this process.
+arrival at a client in this process. `cpu_ratio` compares all of the node with all of the bare server; `net_ratio` takes
+off the node's time what the scripted engine takes when it runs alone.
 
     python bench/overhead.py [--window-s 5] [--rounds 3]
 """
@@ -89,7 +90,8 @@ class Child:
 def start(what: str, case: Case, lasting_s: float) -> Iterator[Child]:
     """Run a server whose streams last for `lasting_s`."""
     tokens = int(lasting_s * case.tokens_per_s)
-    options = ("--step-s", case.step_s, "--tokens-per-step", case.tokens_per_step, "--reply-tokens", tokens)
+    options = ("--step-s", case.step_s, "--tokens-per-step", case.tokens_per_step, "--reply-tokens", tokens,
+               "--turns", case.streams)  # fmt: skip
     command = [sys.executable, str(Path(__file__).with_name("paced.py")), what, *map(str, options)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -196,6 +198,17 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
+async def measure_engine(case: Case, window_s: float) -> float:
+    """Processor time an event of the scripted engine alone, in microseconds."""
+    with start("engine", case, 2 * SETTLE_S + window_s + SLACK_S) as child:
+        await asyncio.sleep(SETTLE_S)
+        child.take_stamps()
+        cpu_s = child.cpu_s()
+        await asyncio.sleep(window_s)
+        cpu_s = child.cpu_s() - cpu_s
+        return cpu_s / sum(map(len, child.take_stamps().values())) * 1e6
+
+
 async def compare(case: Case, window_s: float, rounds: int) -> dict[str, object]:
     """Both servers by turns; the first round of the node is the recording that the bare one plays."""
     lasting_s = 2 * SETTLE_S + window_s + SLACK_S
@@ -210,17 +223,18 @@ async def compare(case: Case, window_s: float, rounds: int) -> dict[str, object]
         pairs = [
             ((await listen(node, asked, window_s))[0], (await listen(bare, played, window_s))[0]) for _ in range(rounds)
         ]
-    return describe(case, idle, pairs)
+    return describe(case, idle, await measure_engine(case, window_s), pairs)
 
 
-def describe(case: Case, idle: float, pairs: Sequence[tuple[Window, Window]]) -> dict[str, object]:
+def describe(case: Case, idle: float, engine_us: float, pairs: Sequence[tuple[Window, Window]]) -> dict[str, object]:
     """One line of the table: medians over the rounds of each pair's figures."""
-    ratio = statistics.median(cost_us(node) / cost_us(bare) for node, bare in pairs)
     row: dict[str, object] = {
         "streams": case.streams,
         "tokens_per_event": case.tokens_per_step,
+        "cpu_ratio": statistics.median(cost_us(node) / cost_us(bare) for node, bare in pairs),
+        "net_ratio": statistics.median((cost_us(node) - engine_us) / cost_us(bare) for node, bare in pairs),
         "idle_cpu_share": idle,
-        "cpu_ratio": ratio,
+        "engine_event_us": engine_us,
     }
     for name, windows in (("node", [node for node, _ in pairs]), ("bare", [bare for _, bare in pairs])):
         row |= {

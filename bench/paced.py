@@ -2,6 +2,7 @@
 
     python bench/paced.py node --step-s 0.01 --tokens-per-step 1 --reply-tokens 2000 --turns 64
     python bench/paced.py bare --step-s 0.01
+    python bench/paced.py engine --step-s 0.01 ...    the node's engine alone, which tells its part of the node's work
 
 Each prints its base URL. A line on standard input is answered with the times at which tokens were there to be sent, as
 JSON by the name that a stream gave itself in a header; the end of the input ends the server. Times are CLOCK_MONOTONIC,
@@ -30,12 +31,12 @@ from aiohttp import web
 
 from dsuf.checkpoint.forms import RELEASED
 from dsuf.config import load_settings
-from dsuf.engine_scripted import ScriptedEngine
+from dsuf.engine_scripted import ScriptedEngine, load_script
 from dsuf.node.engines import Model
 from dsuf.node.node import Node, bind
 from dsuf.node.startup import Startup
 from dsuf.recipe.vocabulary import Vocabulary, load_vocabulary
-from dsuf.types import Engine, StepPlan, StepResult, Turn
+from dsuf.types import Engine, EngineFacts, PrefillRange, Prompt, Sampling, StepPlan, StepResult, Turn
 
 NAME_HEADER = "x-deepseek-harness-session-id"
 CATCH_UP_S = 0.01
@@ -203,6 +204,31 @@ async def serve_node(args: argparse.Namespace, stamps: Stamps, over: asyncio.Eve
             await node.stop()
 
 
+async def drive_engine(args: argparse.Namespace, stamps: Stamps, over: asyncio.Event) -> None:
+    """The node's engine without a node until `over`: all turns in every step, the next one always launched already."""
+    vocabulary = load_vocabulary(RELEASED)
+    with tempfile.TemporaryDirectory() as folder:
+        script = load_script(write_script(Path(folder), args.reply_tokens, args.tokens_per_step))
+    facts = EngineFacts(
+        name="scripted", device="none", context_tokens=1 << 16, max_turns=args.turns, vocabulary=1 << 17, eos_id=1
+    )
+    inner = ScriptedEngine(script, vocabulary.encode, vocabulary.decode, facts)
+    engine = StampedEngine(inner, Pace(args.step_s), stamps)
+    sampling = Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=args.reply_tokens)
+    pages = inner.layout.pages // args.turns
+    for i in range(args.turns):
+        turn = Turn(id=str(i), session=f"stream-{i}", prompt=Prompt(ids=(5, 6)), sampling=sampling)
+        engine.attach(turn, range(i * pages, (i + 1) * pages))
+        await engine.step(StepPlan(prefill=(PrefillRange(str(i), 0, 2),)))
+    print("http://127.0.0.1:0", flush=True)
+    plan = StepPlan(decode=tuple(map(str, range(args.turns))))
+    steps = deque(asyncio.ensure_future(engine.step(plan)) for _ in range(2))
+    while not over.is_set():
+        await steps.popleft()
+        steps.append(asyncio.ensure_future(engine.step(plan)))
+    await asyncio.gather(*steps)
+
+
 async def serve_bare(args: argparse.Namespace, stamps: Stamps, over: asyncio.Event) -> None:
     """The bare handler until `over`."""
     runner = web.AppRunner(build_bare(Ticker(Pace(args.step_s)), stamps), access_log=None)
@@ -228,13 +254,13 @@ async def run(args: argparse.Namespace) -> None:
     stamps, over = Stamps(), asyncio.Event()
     questions = (stamps, asyncio.get_running_loop(), over)
     threading.Thread(target=answer_questions, args=questions, daemon=True).start()
-    await (serve_node if args.what == "node" else serve_bare)(args, stamps, over)
+    await {"node": serve_node, "bare": serve_bare, "engine": drive_engine}[args.what](args, stamps, over)
 
 
 def main() -> None:
     """Parse the command line and serve."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("node", "bare"))
+    parser.add_argument("what", choices=("node", "bare", "engine"))
     parser.add_argument("--step-s", type=float, required=True)
     parser.add_argument("--tokens-per-step", type=int, default=1)
     parser.add_argument("--reply-tokens", type=int, default=1000)

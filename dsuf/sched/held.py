@@ -23,6 +23,7 @@ class Held:
 
     def __init__(self, turn: Turn, ticket: TurnTicket, pages: tuple[int, ...], now_s: float) -> None:
         self.turn, self.ticket, self.pages = turn, ticket, pages
+        self.prompt_tokens, self.max_tokens = len(turn.prompt.ids), turn.sampling.max_tokens
         self.attached_s = self.served_s = now_s
         self.ready = False
         self.done_tokens = 0
@@ -38,34 +39,27 @@ class Held:
         self.reading: set[asyncio.Task[None]] = set()
 
     @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt as attached."""
-        return len(self.turn.prompt.ids)
-
-    @property
     def length(self) -> int:
         """Positions that are filled once the steps under way are done, at least: the last token is not fed yet."""
         return self.launched_tokens + max(0, self.generated_tokens + self.coming_tokens - 1)
 
     @property
-    def prefilling(self) -> Prefilling | None:
-        """What the policy needs to know where some of the prompt is still to be launched."""
-        if not self.ready or self.leaving is not None or self.launched_tokens >= self.prompt_tokens:
-            return None
+    def plannable(self) -> bool:
+        """Whether steps may name the turn."""
+        return self.ready and self.leaving is None
+
+    @property
+    def prefilling(self) -> Prefilling:
+        """What the policy needs to know of its prompt."""
         return Prefilling(
             turn=self.turn.id, done=self.launched_tokens, length=self.prompt_tokens, tenant=self.turn.tenant,
             priority=self.turn.priority,
         )  # fmt: skip
 
     @property
-    def decodes(self) -> bool:
-        """Whether the next step can give it a token."""
-        return (
-            self.ready
-            and self.leaving is None
-            and self.launched_tokens == self.prompt_tokens
-            and self.generated_tokens + self.coming_tokens < self.turn.sampling.max_tokens
-        )
+    def wants_token(self) -> bool:
+        """Whether a turn whose prompt is launched can get a token in the next step."""
+        return self.generated_tokens + self.coming_tokens < self.max_tokens
 
     @property
     def may_go(self) -> bool:

@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from dsuf.sched.cost import CostFit, Shape
 from dsuf.sched.fairness import Standing
 from dsuf.sched.held import Held
-from dsuf.sched.policy import Choice, Row, Rules, State, choose_step
+from dsuf.sched.policy import Choice, Prefilling, Row, Rules, State, choose_step
 from dsuf.types import StepPlan
 
-_SAMPLE_S = 0.02
+_EMPTY = Shape()
+_SAMPLE_S = 0.25  # a fit takes hundreds of microseconds on a cold cache
+_LATE, _LATE_S = 1.5, 0.02  # what takes so much longer than expected is looked at sooner
 
 
 class Planner:
@@ -22,13 +24,17 @@ class Planner:
         self._chunks = 0
         self._last: Choice | None = None
         self._observed: Shape | None = None
-        self._observe_s = 0.0
+        self._observed_s = 0.0
 
     def plan(self, held: Iterable[Held], begins_s: float) -> Choice | None:
         """The step to launch now, which is expected to begin at `begins_s`; None if there is nothing to do."""
-        turns = list(held)
-        rows = [turn for turn in turns if turn.decodes]
-        prompts = tuple(part for turn in turns if (part := turn.prefilling) is not None)
+        rows, prompts = list[Held](), list[Prefilling]()
+        for turn in held:
+            if turn.plannable:
+                if turn.launched_tokens < turn.prompt_tokens:
+                    prompts.append(turn.prefilling)
+                elif turn.wants_token:
+                    rows.append(turn)
         if not rows and not prompts:
             return None
         if not prompts and len({turn.turn.tenant for turn in rows}) == 1:
@@ -38,17 +44,20 @@ class Planner:
                 Row(turn=turn.turn.id, tenant=turn.turn.tenant, wait_s=max(0.0, begins_s - turn.served_s))
                 for turn in rows
             ),
-            prompts=prompts, standings=self._standings(begins_s), chunks=self._chunks,
+            prompts=tuple(prompts), standings=self._standings(begins_s), chunks=self._chunks,
         )  # fmt: skip
         choice = choose_step(state, self.fit.cost, self.rules)
         self._balances_s = dict(choice.balances_s)
-        self._note_chunks(choice, {turn.turn.id: turn.turn.tenant for turn in turns}, begins_s)
+        self._note_chunks(choice, state, begins_s)
         return choice
 
     def observe(self, shape: Shape, seconds: float, now_s: float) -> None:
-        """A step of `shape` took `seconds`. Of equal ones in quick succession a sample is enough."""
-        if (shape.rows or shape.tokens) and (shape != self._observed or now_s >= self._observe_s):
-            self._observed, self._observe_s = shape, now_s + _SAMPLE_S
+        """A step of `shape` took `seconds`. Of steps that only decode, and as before, a sample is enough."""
+        if shape == _EMPTY:
+            return
+        late = seconds > _LATE * self.fit.cost.predict_s(shape)
+        if shape.tokens or shape != self._observed or now_s - self._observed_s >= (_LATE_S if late else _SAMPLE_S):
+            self._observed, self._observed_s = shape, now_s
             self.fit.observe(shape, seconds)
 
     def _plan_all(self, rows: list[Held]) -> Choice:
@@ -74,12 +83,13 @@ class Planner:
             for name in names
         }
 
-    def _note_chunks(self, choice: Choice, tenants: dict[str, str], begins_s: float) -> None:
+    def _note_chunks(self, choice: Choice, state: State, begins_s: float) -> None:
         """Remember whose prompts the step takes a chunk of; tenants that left long ago are forgotten."""
+        tenants = {turn.turn: turn.tenant for turn in state.prompts}
+        present = {*tenants.values(), *(row.tenant for row in state.rows)}
         for part in choice.plan.prefill:
             self._chunks += 1
             # In the midst of the step: rows that had a token at its begin did not have it since, those in it did.
             self._chunk_s[tenants[part.turn]] = begins_s + choice.expected_s / 2
-        if len(self._chunk_s) > 2 * len(tenants) + 16:
-            present = set(tenants.values())
+        if len(self._chunk_s) > 2 * len(present) + 16:
             self._chunk_s = {name: at_s for name, at_s in self._chunk_s.items() if name in present}

@@ -6,9 +6,9 @@ from itertools import count
 from typing import Any
 
 from dsuf.errors import CheckpointError
-from dsuf.kv.arena import Lease
 from dsuf.kv.blocks import SLICE
 from dsuf.kv.calls import when_ended, work
+from dsuf.kv.claims import Lease
 from dsuf.kv.handoff import Offer, Piece
 from dsuf.kv.point import CommitPoint, HostPage
 from dsuf.kv.sessions import Sessions
@@ -101,10 +101,16 @@ class LocalGiver:
             elif trace is None:
                 trace = await work(len(turn.prompt.ids) * ID_BYTES, trace_prompt, self._sessions.layout, turn.prompt)
             else:
-                self._orders[turn.id] = _Order(turn.id, trace, asyncio.ensure_future(self._finish(turn, trace)))
+                self._orders[turn.id] = _Order(turn.id, trace, self._begin(turn, trace))
         if order.timer is not None:
             order.timer.cancel()
         return order
+
+    def _begin(self, turn: Turn, trace: Trace) -> asyncio.Future[None]:
+        """Compute the prompt in a task, whose failure perhaps nobody asks for."""
+        computing = asyncio.ensure_future(self._finish(turn, trace))
+        computing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return computing
 
     async def _finish(self, turn: Turn, trace: Trace) -> None:
         """Compute the prompt, unless that was done before, until all that it left behind is kept."""

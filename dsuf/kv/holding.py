@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from dsuf.kv.arena import Lease
 from dsuf.kv.attach import NOTHING, Source
+from dsuf.kv.claims import Lease
 from dsuf.kv.point import CommitPoint, HostPage
 from dsuf.kv.prefix import Node
 from dsuf.kv.trace import Trace

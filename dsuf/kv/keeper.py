@@ -6,9 +6,10 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from dsuf.kv.arena import Arena, Filling, Lease
+from dsuf.kv.arena import Arena
 from dsuf.kv.blocks import SLICE
 from dsuf.kv.calls import finish_within, work
+from dsuf.kv.claims import Filling, Lease
 from dsuf.kv.holding import Holding
 from dsuf.kv.pages import PagePool
 from dsuf.kv.point import CommitPoint, PointHead, make_head, seal, seal_point

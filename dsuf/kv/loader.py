@@ -6,9 +6,10 @@ from functools import partial
 from typing import NamedTuple
 
 from dsuf.errors import CheckpointError
-from dsuf.kv.arena import Arena, Lease
+from dsuf.kv.arena import Arena
 from dsuf.kv.blocks import SLICE
 from dsuf.kv.calls import finish_within, when_ended, work
+from dsuf.kv.claims import Lease
 from dsuf.kv.holding import Holding
 from dsuf.kv.point import CommitPoint, DamagedCache, HostPage, seal, seal_point
 from dsuf.kv.trace import ID_BYTES, Trace

@@ -163,6 +163,7 @@ class Sessions:
         if holding is not None:
             self._sources.let_go(holding)
             self.pool.release(holding.pages)
+            holding.latest = None  # which knows the turn in turn
 
     def flush(self) -> int:
         """Drop everything that is kept and not in use; how many commit points that were."""

@@ -93,13 +93,19 @@ class Sources:
             self._pin(holding, nodes[-1])
 
     def discredit(self, holding: Holding, damaged: HostPage | None) -> None:
-        """Withdraw what `holding` took over, or the page of it that is known to be `damaged`."""
+        """Withdraw what `holding` took over, or the page of it that is known to be `damaged`.
+
+        Of pages with a state, the state; of pages without one, those from the host; then those on the device.
+        """
         if damaged is not None:
             self._arena.withdraw_page(damaged)
         elif holding.point is not None:
             self._arena.withdraw(holding.point)
         elif holding.page is not None:
             self._arena.withdraw_page(holding.page)
+        else:
+            for page in holding.shared:
+                self._pool.forget(holding.pages[page])
 
     def let_go(self, holding: Holding) -> None:
         """Nothing is read for the turn any more."""

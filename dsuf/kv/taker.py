@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 
 from dsuf.errors import CheckpointError
-from dsuf.kv.arena import Filling, Lease
 from dsuf.kv.calls import finish_within, work
+from dsuf.kv.claims import Filling, Lease
 from dsuf.kv.handoff import Giver, Offer, check_offer
 from dsuf.kv.point import CommitPoint, DamagedCache, PointHead, seal, seal_point
 from dsuf.kv.sessions import Sessions

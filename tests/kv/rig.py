@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dsuf.kv.arena import Arena, Filling
+from dsuf.kv.arena import Arena
 from dsuf.kv.blocks import Blocks, map_memory
+from dsuf.kv.claims import Filling
 from dsuf.kv.commit import is_due
 from dsuf.kv.point import CommitPoint, make_head, seal, seal_point
 from dsuf.kv.sessions import Restored, Sessions

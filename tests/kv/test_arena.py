@@ -7,8 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dsuf.kv.arena import Arena, Filling, Lease
+from dsuf.kv.arena import Arena
 from dsuf.kv.blocks import Blocks, map_memory
+from dsuf.kv.claims import Filling, Lease
 from dsuf.kv.point import CommitPoint, HostPage
 from tests.kv.rig import check_arena, fill, make_prompt_trace, make_small_arena, publish, put
 

@@ -283,6 +283,29 @@ async def test_where_others_use_its_pages_a_turn_begins_again() -> None:
     await rig.close()
 
 
+async def test_pages_that_cannot_be_gone_on_from_are_not_tried_for_ever() -> None:
+    """Also where others use them, so that the turn has to be admitted again."""
+    rig = Rig(replay_tokens=8, blocks=0)
+    await run(rig, "a", ids(40))
+    other, turn = make_turn("b", ids(40, [1])), make_turn("c", ids(40, [2]))
+    assert (await rig.begin(other)).start == 32
+
+    def before(name: str) -> float:
+        if name == "resume":
+            raise CheckpointError("no")
+        return 0.0
+
+    rig.engine.before = before
+    async with asyncio.timeout(5):
+        assert (await rig.begin(turn)).start == 0
+    assert await rig.compute(other, 32) == rig.engine.cold_tokens(other)
+    assert await rig.compute(turn, 0) == rig.engine.cold_tokens(turn)
+    for both in (other, turn):
+        await rig.end(both)
+    await rig.settle()
+    await rig.close()
+
+
 async def test_where_nobody_uses_its_pages_a_turn_takes_them_for_itself() -> None:
     rig = Rig(replay_tokens=0)
     await run(rig, "a", ids(40))

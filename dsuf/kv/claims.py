@@ -1,0 +1,38 @@
+"""Claims on the arena's blocks: to write them before they are found, and to read them while they are."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from dsuf.kv.point import CommitPoint, HostPage
+from dsuf.kv.trace import Trace
+
+
+class Filling:
+    """Blocks that are being written for a commit point on `trace`: whole pages after `base`, the begun page, the state.
+
+    Nobody else sees them before they are published. `writing` is the last call that writes them, `valid` becomes false
+    when what is kept is cleared.
+    """
+
+    def __init__(self, trace: Trace, base: HostPage | None, blocks: Sequence[int], pages: int, tail: bool) -> None:
+        self.trace, self.base = trace, base
+        self.first_page = 0 if base is None else base.node.pages
+        self.pages = list(blocks[:pages])
+        self.tail = blocks[pages] if tail else None
+        self.payload = list(blocks[pages + tail :])
+        self.writing: asyncio.Future[Any] | None = None
+        self.valid = True
+
+    @property
+    def blocks(self) -> list[int]:
+        """All of them."""
+        return [*self.pages, *([] if self.tail is None else [self.tail]), *self.payload]
+
+
+class Lease:
+    """The right to read the pages up to `page`, and `point`, until `Arena.release`."""
+
+    def __init__(self, page: HostPage | None, point: CommitPoint | None) -> None:
+        self.page, self.point = page, point
+        self.live = True

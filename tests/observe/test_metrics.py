@@ -90,3 +90,30 @@ def test_drafts_are_counted_by_position() -> None:
     assert samples["vllm:spec_decode_num_accepted_tokens_total", ("m",)] == 2
     assert samples["dsuf_draft_accepted_at_position_total", ("0",)] == 1
     assert samples["vllm:spec_decode_num_accepted_tokens_per_pos_total", ("m", "1")] == 1
+
+
+def test_the_promise_on_gaps_and_how_it_is_kept() -> None:
+    metrics = Metrics("m")
+    metrics.promise_gap(0.5)
+    for seconds in (0.1, 0.6, 0.3):
+        metrics.observe_gap(seconds)
+    samples = read(metrics)
+    assert samples["dsuf_decode_gap_bound_seconds", ()] == 0.5
+    assert samples["dsuf_decode_gap_largest_seconds", ()] == 0.6
+    assert samples["dsuf_decode_gap_violations_total", ()] == 1
+
+
+def test_queue_pages_audits_preemptions_and_tokens_a_step() -> None:
+    metrics = Metrics("m")
+    metrics.watch_load(lambda: Load(waiting_by={"first": 1, "last": 4}, pages={"used": 5, "cached": 2, "free": 9}))
+    metrics.count_preemption()
+    metrics.count_audit("different")
+    for tokens in (1, 6, 6):
+        metrics.observe_tokens(tokens, 0.1)
+    samples = read(metrics)
+    queue = [samples["dsuf_queue_turns", (name,)] for name in ("first", "normal", "last")]
+    assert queue == [1, 0, 4]
+    assert [samples["dsuf_pages", (state,)] for state in ("used", "cached", "free")] == [5, 2, 9]
+    assert samples["dsuf_preemptions_total", ()] == samples["vllm:num_preemptions_total", ("m",)] == 1
+    assert samples["dsuf_speculation_audits_total", ("different",)] == 1
+    assert samples["dsuf_step_tokens_count", ()] == 3 and samples["dsuf_step_tokens_sum", ()] == 13

@@ -5,16 +5,19 @@ import asyncio
 import itertools
 import random
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from dsuf.engine_scripted import Rule
 from dsuf.errors import ContextTooLong, DeadlineExceeded, QueueFull, RequestError
 from dsuf.sched.scheduler import Scheduler
 from dsuf.types import StepPlan, StepResult, Ticket
-from tests.sched.rig import IDLE, pass_steps, read, serving, until
+from tests.sched.rig import IDLE, make_engine, pass_steps, read, serving, until
+from tests.sched.rig import make_turn as make_text_turn
 from tests.toy import ToyEngine, make_turn
 
 
@@ -99,6 +102,23 @@ async def test_a_step_is_launched_before_the_one_before_is_read() -> None:
         await tokens(scheduler.submit(make_turn("a", ids(40), max_tokens=20)))
         assert recording.depths.count(1) >= 20, "all but the first find another step under way"
         assert max(recording.depths) == 1
+
+
+async def test_a_very_fast_engine_leaves_the_event_loop_to_others() -> None:
+    """Steps take no time at all, and one stream never ends: what else runs on the loop still gets its turn."""
+    engine = make_engine(Rule(reply="x" * 100_000), context_tokens=200_000)
+    async with serving(engine) as scheduler:
+        ticket = scheduler.submit(make_text_turn("a", max_tokens=100_000))
+        await pass_steps(scheduler, 10)
+        late_s = []
+        for _ in range(50):
+            begun_s = time.monotonic()
+            await asyncio.sleep(0.001)
+            late_s.append(time.monotonic() - begun_s - 0.001)
+        steps = scheduler.steps
+        ticket.cancel()
+    assert sorted(late_s)[25] < 0.005, late_s
+    assert steps > 100
 
 
 async def test_a_turn_that_ends_by_its_length_is_in_no_further_step() -> None:

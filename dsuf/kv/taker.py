@@ -14,6 +14,9 @@ from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Metrics
 from dsuf.types import Turn
 
+AVOID_MOST_S = 60.0
+"""Longest time for which a giver that cannot be reached is left alone."""
+
 
 class _Taking:
     """A prompt on its way: its first `pages` pages are here, those after the first `own` came from the giver."""
@@ -27,19 +30,26 @@ class _Taking:
 
 
 class Taker:
-    """Fills the arena of `sessions` from a giver. `deadline_s` is how long it may take for each thing asked of it."""
+    """Fills the arena of `sessions` from a giver. `deadline_s` is how long it may take for each thing asked of it.
+
+    One that was not reached in time is left alone for as long, and twice as long after each further time, so that not
+    every turn waits for it.
+    """
 
     def __init__(self, sessions: Sessions, giver: Giver, metrics: Metrics, *, deadline_s: float) -> None:
         self._arena, self._layout = sessions.arena, sessions.layout
         self._giver, self._metrics, self._deadline_s = giver, metrics, deadline_s
         self._leaving: set[asyncio.Future[None]] = set()
+        self._avoid_s, self._avoid_until_s = deadline_s, 0.0
 
     async def take(self, turn: Turn) -> int | None:
         """Take over the prompt of `turn` as it is computed; the position from which on it came from there.
 
-        None if nothing came, or nothing was asked for, since no more than a page is missing here. A failure ends it:
-        what came before stays, the rest is to be computed here.
+        None if nothing came, or nothing was asked for, since no more than a page is missing here, or the giver is left
+        alone. A failure ends it: what came before stays, the rest is to be computed here.
         """
+        if asyncio.get_running_loop().time() < self._avoid_until_s:
+            return None
         trace = await work(len(turn.prompt.ids) * ID_BYTES, trace_prompt, self._layout, turn.prompt)
         match = self._arena.find(self._arena.tree.walk(trace), trace)
         if match is not None and trace.length - match.length <= self._layout.page_tokens:
@@ -51,6 +61,8 @@ class Taker:
         except Exception as error:
             self._metrics.count_handoff("failed")
             log_event("hand-off failed", level="warning", error=error, turn=turn.id, pages=taking.pages)
+            if isinstance(error, TimeoutError | OSError):
+                self._avoid()
         finally:
             self._end(taking)
         if taking.kept is None:
@@ -58,6 +70,11 @@ class Taker:
         start = taking.own * self._layout.page_tokens
         self._metrics.count_handoff("taken", taking.kept.head.length - start)
         return start
+
+    def _avoid(self) -> None:
+        """Leave the giver alone for a time."""
+        self._avoid_until_s = asyncio.get_running_loop().time() + min(self._avoid_s, AVOID_MOST_S)
+        self._avoid_s = min(2 * self._avoid_s, AVOID_MOST_S)
 
     def _begin(self, turn: Turn, trace: Trace) -> _Taking:
         """Keep what is here of the prompt already."""
@@ -98,6 +115,7 @@ class Taker:
             if not good:
                 raise CheckpointError("the lease ended before everything was read")
             self._publish(taking, filling, offer)
+            self._avoid_s = self._deadline_s
         except BaseException:
             if filling is not None:
                 self._arena.abandon(filling)

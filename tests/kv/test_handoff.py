@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dsuf.errors import CheckpointError
-from dsuf.kv import giver, keeper, loader
+from dsuf.kv import giver, keeper, loader, taker
 from dsuf.kv.giver import LocalGiver
 from dsuf.kv.handoff import Offer, Piece, check_offer
 from dsuf.kv.sessions import Restored
@@ -175,6 +175,25 @@ async def test_what_is_here_already_is_not_taken(replay: int) -> None:
     await pair.close()
 
 
+async def test_pitfall_14_a_giver_that_is_not_reached_is_left_alone_for_a_time() -> None:
+    """The first turn pays its deadline, those after it do not; later it is asked again, and then serves again."""
+    pair, loop = Pair(deadline_s=0.1, lease_s=0.3), asyncio.get_running_loop()
+    pair.giver.fault = lambda name, number: 0.2 if name == "offer" else 0.0
+    for time in (1, 2):
+        assert await pair.taker.take(make_turn(str(time), range(100 * time, 100 * time + 40))) is None
+        assert pair.taker._avoid_until_s > loop.time()
+        assert pair.taker._avoid_s == 0.1 * 2**time
+        pair.taker._avoid_until_s += 60
+        await pair.run(make_turn("meanwhile", range(300 + 100 * time, 340 + 100 * time)))
+        assert pair.giver.calls["offer"] == time
+        pair.taker._avoid_until_s = 0.0
+    pair.giver.fault = lambda name, number: 0.0
+    restored, _ = await pair.run(make_turn("again", range(600, 660)))
+    assert restored.peer_tokens > 0
+    assert pair.taker._avoid_s == 0.1
+    await pair.close()
+
+
 async def test_what_is_there_already_is_not_computed() -> None:
     pair = Pair()
     await pair.far.run(make_turn("a", ids(60)))
@@ -282,9 +301,10 @@ async def test_pitfall_15_what_was_read_after_the_lease_counts_for_nothing() -> 
     await pair.close()
 
 
-async def test_pitfall_15_blocks_that_are_still_written_are_not_used_again() -> None:
+async def test_pitfall_15_blocks_that_are_still_written_are_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The taker gives up; the bytes that come later fall into nobody's rows."""
     pair = Pair(deadline_s=0.05)
+    monkeypatch.setattr(taker, "AVOID_MOST_S", 0.0)
     pair.giver.fault = lambda name, number: 0.3 if name == "read" else 0.0
     turn = make_turn("a", ids(40))
     assert await pair.taker.take(turn) is None
@@ -330,10 +350,13 @@ async def test_pitfall_12_an_offer_of_something_else_is_refused(change: str) -> 
 
 @MODES
 @pytest.mark.parametrize("seed", range(3))
-async def test_pitfall_15_nobody_sees_foreign_rows_whatever_is_late(replay: int, seed: int) -> None:
+async def test_pitfall_15_nobody_sees_foreign_rows_whatever_is_late(
+    monkeypatch: pytest.MonkeyPatch, replay: int, seed: int
+) -> None:
     """Many prompts over small arenas on both sides, with calls that fail or come late, leases that end early, and
     takers that leave."""
     rng = random.Random(100 * replay + seed)
+    monkeypatch.setattr(taker, "AVOID_MOST_S", 0.0)
     pair = Pair(replay_tokens=replay, deadline_s=0.01, lease_s=0.004, blocks=24, pages=24)
     ends: Counter[str] = Counter()
 

@@ -79,7 +79,9 @@ class Flight:
         for held in giving:
             held.coming_tokens += 1
 
-        def land(_: "asyncio.Task[list[StepResult]]") -> None:
+        def land(done: "asyncio.Task[list[StepResult]]") -> None:
+            if not done.cancelled():
+                done.exception()  # after the loop has stopped nobody is left who asks for it
             step.ended_s = time.monotonic()
             self._on_landing()
 

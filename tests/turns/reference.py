@@ -145,18 +145,17 @@ class ReferenceWorld(World):
         engine.facts = msgspec.structs.replace(engine.facts, eos_id=self.eos_id)
         return engine
 
-    @property
-    def blocks(self) -> int:
+    def count_blocks(self, engine: WatchedReference) -> int:
         """As many entries as in the toy engine's arena: a state is larger here."""
-        layout = self.engine.layout
-        return self.schedule.setting.blocks * (4 + layout.state_bytes // layout.page_bytes) // 5
+        return self.schedule.setting.blocks * (4 + engine.layout.state_bytes // engine.layout.page_bytes) // 5
 
     def cold_tokens(self, turn: Turn) -> list[int]:
         return self.oracle.run(turn, self.eos_id).tokens
 
     def check_gone(self) -> None:
         """The global cache of each turn that left is the beginning of that of its cold run."""
-        self.ends["compared"] += check_parts(self.oracle, self.engine, self.eos_id)
+        for half in self.halves:
+            self.ends["compared"] += check_parts(self.oracle, half.engine, self.eos_id)
 
 
 def check_parts(oracle: Oracle, engine: WatchedReference, eos_id: int = -1) -> int:

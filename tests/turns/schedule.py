@@ -11,7 +11,7 @@ Broken = Literal["raises", "slow"]
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """The machine: pages of the engine, blocks of the arena, bounds of the scheduler, how unsteady threads and calls
-    are (seconds at most)."""
+    are (seconds at most), whether drafts are audited, and whether another node of the same kind computes prompts."""
 
     pages: int = 30
     page_tokens: int = 8
@@ -24,6 +24,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int = 16
     queue_limit: int = 100
     unsteady_s: float = 0.0
+    audits: bool = False
+    hands_over: bool = False
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +56,8 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """The `nth` call of a method of the engine, counted from 0, raises, or takes `seconds`."""
+    """The `nth` call of a method of the engine, counted from 0, raises, or takes `seconds`. Methods of the other node's
+    engine are `far ...`; `offer`, `read`, `release` and `leave` are what is asked of it."""
 
     call: str
     nth: int
@@ -72,13 +75,14 @@ class Meddling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """One run."""
+    """One run; at `stops_at_s` the server stops."""
 
     seed: int
     setting: Setting
     clients: tuple[Client, ...]
     faults: tuple[Fault, ...] = ()
     meddlings: tuple[Meddling, ...] = ()
+    stops_at_s: float | None = None
 
 
 def draw(seed: int, clients: int = 5) -> Schedule:
@@ -90,8 +94,9 @@ def draw(seed: int, clients: int = 5) -> Schedule:
     return Schedule(
         seed=seed, setting=setting,
         clients=tuple(_draw_client(rng, number, span_s, stems) for number in range(rng.randint(2, clients))),
-        faults=tuple(_draw_fault(rng) for _ in range(rng.randint(1, 4))) if faulty else (),
+        faults=tuple(_draw_fault(rng, setting.hands_over) for _ in range(rng.randint(1, 4))) if faulty else (),
         meddlings=tuple(_draw_meddling(rng, span_s) for _ in range(rng.choice((0, 1, 2)))),
+        stops_at_s=rng.random() * (span_s + 0.1) if rng.random() < 0.1 else None,
     )  # fmt: skip
 
 
@@ -103,6 +108,7 @@ def _draw_setting(rng: random.Random) -> Setting:
         replay_tokens=rng.choice((0, 0, 6, 8, 11)), spare=rng.choice((0, 1, 3)),
         drafts=rng.choice((0, 1, 3)), stop_every=rng.choice((0, 10, 40)), chunk_tokens=rng.choice((3, 8, 16, 64)),
         queue_limit=rng.choice((1, 100, 100)), unsteady_s=rng.choice((0.0, 0.001, 0.004)),
+        audits=rng.random() < 0.3, hands_over=rng.random() < 0.3,
     )  # fmt: skip
 
 
@@ -126,10 +132,12 @@ def _draw_visit(rng: random.Random) -> Visit:
     )  # fmt: skip
 
 
-def _draw_fault(rng: random.Random) -> Fault:
+def _draw_fault(rng: random.Random, hands_over: bool) -> Fault:
     call = rng.choice(("step", "resume", "resume", "read_state", "read_pages", "write_pages", "write_pages"))
+    if hands_over and rng.random() < 0.7:
+        call = rng.choice(("far step", "far read_state", "far read_pages", "offer", "read", "release", "leave"))
     kind: Broken = rng.choice(("raises", "slow"))
-    seconds = rng.choice((0.03, 0.2, 0.2)) if call != "step" else rng.choice((0.03, 0.2, 3.0))
+    seconds = rng.choice((0.03, 0.2, 0.2)) if not call.endswith("step") else rng.choice((0.03, 0.2, 3.0))
     return Fault(call=call, nth=rng.randint(0, 40 if call == "step" else 4), kind=kind, seconds=seconds)
 
 

@@ -31,12 +31,17 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
         parts = getattr(schedule, field)
         for i in range(len(parts)):
             yield msgspec.structs.replace(schedule, **{field: parts[:i] + parts[i + 1 :]})
+    if schedule.stops_at_s is not None:
+        yield msgspec.structs.replace(schedule, stops_at_s=None)
     for i, client in enumerate(schedule.clients):
         for simpler in _simpler_clients(client):
             clients = (*schedule.clients[:i], simpler, *schedule.clients[i + 1 :])
             yield msgspec.structs.replace(schedule, clients=clients)
     plain = Setting()
-    for field in ("unsteady_s", "drafts", "stop_every", "replay_tokens", "blocks", "pages", "chunk_tokens"):
+    for field in (
+        "hands_over", "audits", "unsteady_s", "drafts", "stop_every", "replay_tokens", "blocks", "pages",
+        "chunk_tokens",
+    ):  # fmt: skip
         if getattr(schedule.setting, field) != getattr(plain, field):
             setting = msgspec.structs.replace(schedule.setting, **{field: getattr(plain, field)})
             yield msgspec.structs.replace(schedule, setting=setting)

@@ -8,24 +8,30 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from dsuf.errors import ContextTooLong, DeadlineExceeded, EngineFailed, QueueFull, RequestError, Unavailable
 from dsuf.kv.arena import Arena
 from dsuf.kv.blocks import Blocks
+from dsuf.kv.giver import LocalGiver
+from dsuf.kv.handoff import Offer, Piece
 from dsuf.kv.sessions import Sessions
+from dsuf.kv.taker import Taker
 from dsuf.observe.metrics import Metrics
 from dsuf.sched.scheduler import Limits, Scheduler
 from dsuf.sched.ticket import TurnTicket
 from dsuf.types import StepPlan, StepResult, Turn, Usage
 from tests.kv.rig import check_books
-from tests.sched.rig import IDLE
 from tests.toy import ToyEngine, make_turn
 from tests.turns.clock import run_virtually
 from tests.turns.schedule import Client, Fault, Meddling, Schedule, Visit
 
 CACHE_DEADLINE_S = 0.1
 STEP_DEADLINE_S = 1.0
+LEASE_S = 0.5
+Role = Literal["both", "prefill", "decode"]
 STEM_TOKENS = 60
 _METRICS = Metrics("test")  # a new one would take longer than the run
 
@@ -69,6 +75,72 @@ class WatchedEngine(ToyEngine):
                 held.fed.append(len(held.fed) + 1)
 
 
+class Half:
+    """A node: engine, sessions, scheduler. The one that prefills is asked through `giver`."""
+
+    def __init__(self, world: "World", role: Role, far: "Half | None" = None) -> None:
+        self.engine: Any = world.make_engine()
+        size = self.engine.layout.page_bytes
+        self.arena = Arena(Blocks(size, memoryview(bytearray(size * world.count_blocks(self.engine)))))
+        self.sessions = Sessions(self.engine, self.arena, _METRICS, deadline_s=CACHE_DEADLINE_S)
+        self.taker = None
+        if far is not None:
+            self.taker = Taker(self.sessions, far.giver, _METRICS, deadline_s=CACHE_DEADLINE_S)
+        limits = msgspec.structs.replace(world.limits, role=role)
+        self.scheduler = Scheduler(self.engine, limits, _METRICS, self.sessions, self.taker)
+        self.giver = UnsteadyGiver(self.sessions, self.scheduler.prepare, lease_s=LEASE_S)
+        self.giver.before = world.before
+        prefix = "far " if role == "prefill" else ""
+        self.engine.before = lambda call: world.before(prefix + call, self.engine)
+
+    def look(self) -> None:
+        """Nothing is wrong at this moment."""
+        check_books(self.sessions)
+        assert not self.engine.violations, self.engine.violations
+        held = {stay.turn.id for stay in self.scheduler._places}
+        here = {name for name in self.engine._turns if not name.startswith("audit-")}
+        assert held == here, "what is attached is what has a place"
+
+    @property
+    def in_use(self) -> dict[str, int]:
+        """What is zero when idle."""
+        counters = self.sessions.counters()
+        asked = {"orders": len(self.giver._orders), "lent": len(self.giver._lent)}
+        leaving = {"leaving": len(self.taker._leaving) if self.taker else 0}
+        return {**self.scheduler.counters(), **{name: counters[name] for name in IN_USE}, **asked, **leaving}
+
+    async def close(self) -> None:
+        """Everything comes back."""
+        await self.sessions.close()
+        assert set(self.sessions.counters().values()) == {0}
+        assert list(self.arena.tree.nodes()) == []
+        assert self.sessions.pool.room == self.engine.layout.pages
+        assert self.arena.blocks.free == self.arena.blocks.count
+        await self.engine.close()
+
+
+class UnsteadyGiver(LocalGiver):
+    """Asks `before` about each call."""
+
+    before: Callable[[str], float]
+
+    async def offer(self, turn: Turn, pages: int) -> Offer | None:
+        await asyncio.sleep(self.before("offer"))
+        return await super().offer(turn, pages)
+
+    async def read(self, offer: Offer, pieces: Sequence[Piece], into: Sequence[memoryview]) -> None:
+        await asyncio.sleep(self.before("read"))
+        await super().read(offer, pieces, into)
+
+    async def release(self, offer: Offer) -> bool:
+        await asyncio.sleep(self.before("release"))
+        return await super().release(offer)
+
+    async def leave(self, turn: Turn) -> None:
+        await asyncio.sleep(self.before("leave"))
+        await super().leave(turn)
+
+
 class World:
     """Everything that a schedule needs; `play` it once. `ends` counts what became of turns, and what else occurred."""
 
@@ -76,19 +148,15 @@ class World:
         setting = schedule.setting
         self.schedule, self.rng = schedule, random.Random(schedule.seed)
         self.ends: Counter[str] = Counter()
-        self.engine: Any = self.make_engine()
-        size = self.engine.layout.page_bytes
-        self.arena = Arena(Blocks(size, memoryview(bytearray(size * self.blocks))))
-        self.sessions = Sessions(self.engine, self.arena, _METRICS, deadline_s=CACHE_DEADLINE_S)
-        limits = Limits(
+        self.limits = Limits(
             queue_limit=setting.queue_limit, chunk_tokens=setting.chunk_tokens, drafts=setting.drafts, gap_s=0.02,
-            step_deadline_s=STEP_DEADLINE_S, probe_s=0.3, failing_steps=2,
+            step_deadline_s=STEP_DEADLINE_S, probe_s=0.3, failing_steps=2, audit_share=float(setting.audits),
         )  # fmt: skip
-        self.scheduler = Scheduler(self.engine, limits, _METRICS, self.sessions)
-        self.engine.before = self._before
+        self.far = Half(self, "prefill") if setting.hands_over else None
+        self.near = Half(self, "decode" if setting.hands_over else "both", self.far)
+        self.engine, self.sessions, self.scheduler = self.near.engine, self.near.sessions, self.near.scheduler
         self._calls: Counter[str] = Counter()
         self._faults: dict[tuple[str, int], Fault] = {(fault.call, fault.nth): fault for fault in schedule.faults}
-        self._live = True
 
     def make_engine(self) -> Any:
         """The engine of the schedule."""
@@ -96,9 +164,8 @@ class World:
         engine.step_s = _step_s
         return engine
 
-    @property
-    def blocks(self) -> int:
-        """Blocks of the arena."""
+    def count_blocks(self, engine: Any) -> int:
+        """Blocks of the arena beside `engine`."""
         return self.schedule.setting.blocks
 
     def cold_tokens(self, turn: Turn) -> list[int]:
@@ -112,18 +179,35 @@ class World:
     async def play(self) -> Counter[str]:
         """Let everything happen, then see that nothing is left; raises `AssertionError`."""
         schedule = self.schedule
-        loop = asyncio.create_task(self.scheduler.run())
+        loops = [asyncio.create_task(half.scheduler.run()) for half in self.halves]
         meddlers = [asyncio.create_task(self._meddle(meddling)) for meddling in schedule.meddlings]
+        meddlers += [] if schedule.stops_at_s is None else [asyncio.create_task(self._stop(schedule.stops_at_s, loops))]
         clients = asyncio.gather(*(self._live_through(client) for client in schedule.clients))
-        await asyncio.wait([clients, loop], return_when=asyncio.FIRST_COMPLETED)
-        assert not loop.done() or loop.result(), "the loop ended by itself"
+        await asyncio.wait([clients, *loops], return_when=asyncio.FIRST_COMPLETED)
+        for loop in loops:
+            assert not loop.done() or loop.cancelled() or loop.result(), "a loop ended by itself"
         await clients
         await asyncio.gather(*meddlers)
-        await self._come_to_rest()
-        loop.cancel()
-        await asyncio.gather(loop, return_exceptions=True)
-        await self._close()
+        if not self._stopped_while_stuck:
+            await self._come_to_rest()
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        for half in self.halves:
+            await (half.engine.close() if self._stopped_while_stuck else half.close())
+        assert _METRICS._audits.labels("different")._value.get() == 0, "drafts changed an answer"
         return self.ends
+
+    @property
+    def _stopped_while_stuck(self) -> bool:
+        """Whether the server may have stopped while a step did not come back: then only closing the engine frees it."""
+        schedule = self.schedule
+        return schedule.stops_at_s is not None and any(fault.seconds > 1 for fault in schedule.faults)
+
+    @property
+    def halves(self) -> list[Half]:
+        """The nodes."""
+        return [self.near] if self.far is None else [self.far, self.near]
 
     async def _live_through(self, client: Client) -> None:
         """The turns of a client, one after another."""
@@ -195,6 +279,7 @@ class World:
             self.ends["again"] += 1
         self.ends["device"] += usage.device_tokens > 0
         self.ends["host"] += usage.host_tokens > 0
+        self.ends["peer"] += usage.peer_tokens > 0
 
     def _check_error(self, turn: Turn, error: RequestError) -> None:
         """An error has its reason."""
@@ -203,11 +288,19 @@ class World:
         reasons = {
             DeadlineExceeded: turn.timeout_s is not None,
             EngineFailed: broken,
-            Unavailable: broken,
+            Unavailable: broken or self.schedule.stops_at_s is not None,
             QueueFull: self.schedule.setting.queue_limit < 100,
             ContextTooLong: self.sessions.pages_for(turn) > self.engine.layout.pages,
         }
         assert reasons.get(type(error)), f"{turn.id}: {error!r}"
+
+    async def _stop(self, at_s: float, loops: Sequence["asyncio.Task[None]"]) -> None:
+        """Stop the server; turns that are here end."""
+        await asyncio.sleep(at_s)
+        self.ends["stopped"] += 1
+        for loop in loops[::-1]:
+            loop.cancel()
+            await asyncio.wait([loop])
 
     async def _meddle(self, meddling: Meddling) -> None:
         await asyncio.sleep(meddling.at_s)
@@ -220,25 +313,25 @@ class World:
 
     def _damage(self, meddling: Meddling) -> None:
         """Change a bit of one kept block, or of each, unless somebody reads just now: that is verified already."""
-        blocks = [node.host.block for node in self.arena.tree.nodes() if node.host is not None]
-        for point in self.arena._points:
+        arena, pick = self.near.arena, meddling.pick
+        blocks = [node.host.block for node in arena.tree.nodes() if node.host is not None]
+        for point in arena._points:
             blocks += [*point.blocks, *([] if point.tail is None else [point.tail])]
-        if not blocks or self.arena._leases:
+        if not blocks or arena._leases:
             return
-        pick = meddling.pick
         if meddling.kind == "ruin":
             self.sessions.pool.forget_all()
         else:
             blocks = [sorted(blocks)[pick % len(blocks)]]
         for block in blocks:
-            view = self.arena.blocks.view(block)
+            view = arena.blocks.view(block)
             view[pick // 7 % len(view)] ^= 1 << pick % 8
         self.ends[meddling.kind] += 1
 
-    def _before(self, call: str) -> float:
-        """Look at the books; the seconds that a call of the engine takes, or its failure."""
-        if self._live:
-            self.look()
+    def before(self, call: str, engine: Any = None) -> float:
+        """Look at the books; the seconds that a call takes, or its failure."""
+        for half in self.halves if not call.endswith("close") else ():
+            half.look()
         number, self._calls[call] = self._calls[call], self._calls[call] + 1
         fault = self._faults.get((call, number))
         if fault is None:
@@ -246,40 +339,23 @@ class World:
         self.ends[f"{fault.kind} {call}"] += 1
         if fault.kind == "slow":
             return fault.seconds
-        if call == "step" and isinstance(self.engine, WatchedEngine):
-            self.engine.fails = True
+        if call.endswith("step") and isinstance(engine, WatchedEngine):
+            engine.fails = True
             return 0.0
         raise OSError("a fault")
 
-    def look(self) -> None:
-        """Nothing is wrong at this moment."""
-        check_books(self.sessions)
-        assert not self.engine.violations, self.engine.violations
-        held, counters = self.scheduler._places, self.scheduler.counters()
-        assert {stay.turn.id for stay in held} == set(self.engine._turns), "what is attached is what has a place"
-        assert counters["attached"] <= self.schedule.setting.max_turns
-
     async def _come_to_rest(self) -> None:
         """Soon after the last turn nothing is in use."""
-        assert await self.scheduler.wait_idle(5.0), self.scheduler.counters()
-        for _ in range(2000):
-            in_use = {name: self.sessions.counters()[name] for name in IN_USE}
-            if self.scheduler.counters() == IDLE and not any(in_use.values()):
-                break
-            await asyncio.sleep(0.005)
-        assert self.scheduler.counters() == IDLE and not any(in_use.values()), (self.scheduler.counters(), in_use)
-        self.look()
+        for half in self.halves:
+            assert await half.scheduler.wait_idle(5.0), half.scheduler.counters()
+            for _ in range(2000):
+                if not any(half.in_use.values()):
+                    break
+                await asyncio.sleep(0.005)
+            assert not any(half.in_use.values()), half.in_use
+            half.look()
+            assert set(half.engine.counters().values()) == {0}
         self.check_gone()
-        assert set(self.engine.counters().values()) == {0}
-
-    async def _close(self) -> None:
-        """Everything comes back."""
-        await self.sessions.close()
-        assert set(self.sessions.counters().values()) == {0}
-        assert list(self.arena.tree.nodes()) == []
-        assert self.sessions.pool.room == self.engine.layout.pages
-        assert self.arena.blocks.free == self.arena.blocks.count
-        await self.engine.close()
 
 
 IN_USE = ("turns", "copies", "pages_held", "leases", "filling", "dying")

@@ -4,8 +4,9 @@ Imports `types`, `errors`, `observe` and `kv`; the engine comes in as the protoc
 functions of plain state (`policy`, `fairness`, `cost`, `preemption`, `queue`); the loop around them (`scheduler`) is
 thin.
 
-- A turn's way: `queue` (or first `intake`, where another node computes its prompt), `admission` (pages, then a place),
-  `places` (attached; its cache is filled beside the steps of others), `planner` and `flight` (steps), `endings`.
+- A turn's way: `reception` (let in or refused; first to `intake` where another node computes its prompt), `queue`,
+  `admission` (pages, then a place), `places` (attached; its cache is filled beside the steps of others), `planner` and
+  `flight` (steps), `delivery` (results), `endings`.
 - One step is always under way: the next one is launched behind the running one, on what that one is expected to leave.
   So results are looked at one step late, and a turn whose end nobody foresaw is named in one step more, which gives it
   nothing. What is to be kept of a turn is asked for right behind the step that brings it there.

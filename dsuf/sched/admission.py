@@ -5,7 +5,7 @@ take the place and the pages of running turns of worse priority, which go back t
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from dsuf.errors import QueueFull, RequestError
 from dsuf.kv.sessions import Sessions
@@ -14,25 +14,22 @@ from dsuf.observe.metrics import Metrics
 from dsuf.sched.held import Held
 from dsuf.sched.places import Places
 from dsuf.sched.preemption import Running, choose_victims
-from dsuf.sched.queue import TurnQueue
-from dsuf.sched.ticket import TurnTicket
+from dsuf.sched.reception import Reception
 from dsuf.types import Turn
 
 _LOOK_AGAIN_S = 1.0  # in case that room came without a word
-
-Fail = Callable[[list[TurnTicket], RequestError], None]
 
 
 class Admission:
     """Lets waiting turns in, one at a time; `run` does it until it is cancelled. While `paused` nobody enters."""
 
     def __init__(
-        self, queue: TurnQueue, tickets: Mapping[str, TurnTicket], places: Places, sessions: Sessions,
-        metrics: Metrics, fail: Fail, give_way: Callable[[], Awaitable[None]],
+        self, reception: Reception, places: Places, sessions: Sessions, metrics: Metrics,
+        give_way: Callable[[], Awaitable[None]],
     ) -> None:  # fmt: skip
         self.paused = False
-        self._queue, self._tickets, self._places = queue, tickets, places
-        self._sessions, self._metrics, self._fail, self._give_way = sessions, metrics, fail, give_way
+        self._reception, self._queue, self._places = reception, reception.queue, places
+        self._sessions, self._metrics, self._give_way = sessions, metrics, give_way
         self._news = asyncio.Event()
         self._stuck: Turn | None = None
         self._filling: set[asyncio.Task[None]] = set()
@@ -78,7 +75,7 @@ class Admission:
         if not self._queue.holds(turn):
             return True
         try:
-            pages = await self._sessions.admit(turn, peer_from=self._tickets[turn.id].peer_from)
+            pages = await self._sessions.admit(turn, peer_from=self._reception.tickets[turn.id].peer_from)
         except RequestError as error:
             self._fail_queued(turn, error)
             return True
@@ -94,7 +91,7 @@ class Admission:
 
     def _enter(self, turn: Turn, pages: tuple[int, ...]) -> None:
         """Give `turn` its place, and begin to fill its cache beside the steps of others."""
-        ticket = self._tickets[turn.id]
+        ticket = self._reception.tickets[turn.id]
         first = ticket.attached_s is None
         try:
             held = self._places.take(turn, ticket, pages)
@@ -117,7 +114,7 @@ class Admission:
     def _fail_queued(self, turn: Turn, error: RequestError) -> None:
         """End `turn`, if it still waits."""
         if self._queue.holds(turn):
-            self._fail([self._tickets[turn.id]], error)
+            self._reception.fail([self._reception.tickets[turn.id]], error)
 
     def _make_room(self, turn: Turn, *, missing_places: int) -> None:
         """Put running turns back if that lets `turn` in; it waits in any case."""

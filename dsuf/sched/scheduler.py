@@ -1,22 +1,12 @@
 """The loop that owns every turn from submission to its ending, and launches every step."""
 
 import asyncio
-import copy
 import time
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Mapping
 
 import msgspec
 
-from dsuf.errors import (
-    ContextTooLong,
-    DeadlineExceeded,
-    EngineFailed,
-    InvalidRequest,
-    QueueFull,
-    RequestError,
-    Unavailable,
-)
+from dsuf.errors import EngineFailed, RequestError, Unavailable
 from dsuf.kv.sessions import Sessions
 from dsuf.kv.taker import Taker
 from dsuf.observe.log import log_event
@@ -24,39 +14,21 @@ from dsuf.observe.metrics import Load, Metrics
 from dsuf.sched.admission import Admission
 from dsuf.sched.audit import Auditor
 from dsuf.sched.cost import Shape
-from dsuf.sched.endings import continue_turn, record_end
+from dsuf.sched.delivery import Delivery
 from dsuf.sched.flight import Flight, Launched
 from dsuf.sched.held import Held
-from dsuf.sched.intake import Intake
+from dsuf.sched.limits import Limits
 from dsuf.sched.places import Places
 from dsuf.sched.planner import Planner
 from dsuf.sched.policy import Choice, Rules
-from dsuf.sched.queue import TurnQueue, may_queue, retry_after_s
+from dsuf.sched.reception import Reception
 from dsuf.sched.ticket import TurnTicket
-from dsuf.types import Engine, StepPlan, StepResult, Turn
+from dsuf.types import Engine, StepPlan, Turn
+
+__all__ = ["Limits", "Scheduler"]
 
 _FAREWELL_S = 1.0  # for the steps under way when the scheduler is stopped
 _PROBE = Choice(plan=StepPlan(), shape=Shape(), expected_s=0.0, balances_s={})
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a scheduler: turns that wait, positions a chunk, drafts a step, the gap between a stream's tokens that
-    prompts of others may cause, seconds a step, seconds between probes of an idle engine, failing steps in a row that
-    make it not ready; how long a turn may wait for a place, and take in all
-    (0: for ever); which share of greedy turns with drafts is computed again without, in idle time;
-    and whether whole turns are computed here."""
-
-    queue_limit: int = 64
-    chunk_tokens: int = 256
-    drafts: int = 0
-    gap_s: float = 0.5
-    step_deadline_s: float = 60.0
-    probe_s: float = 5.0
-    failing_steps: int = 3
-    queue_timeout_s: float = 0.0
-    turn_timeout_s: float = 0.0
-    audit_share: float = 0.0
-    role: Literal["both", "prefill", "decode"] = "both"
 
 
 class Scheduler:
@@ -69,12 +41,9 @@ class Scheduler:
     def __init__(
         self, engine: Engine, limits: Limits, metrics: Metrics, sessions: Sessions, taker: Taker | None = None
     ) -> None:  # fmt: skip
-        self.trouble: str | None = None
         self.progressed_s = time.monotonic()
         self.steps = 0
         self._engine, self._limits, self._metrics, self._sessions = engine, limits, metrics, sessions
-        self._queue = TurnQueue()
-        self._tickets: dict[str, TurnTicket] = {}  # every turn whose reader has not come to its end
         self._places = Places(engine, sessions, limits.chunk_tokens, self._poke)
         self._flight = Flight(engine, self._poke)
         self._planner = Planner(
@@ -87,31 +56,32 @@ class Scheduler:
             engine, sessions, metrics, share=limits.audit_share if limits.drafts else 0.0,
             chunk_tokens=limits.chunk_tokens, is_idle=self._is_idle,
         )  # fmt: skip
-        self._admission = Admission(
-            self._queue, self._tickets, self._places, sessions, metrics, self._fail, self._auditor.give_way
-        )
-        self._intake = None if taker is None else Intake(taker, engine.layout.page_tokens, self._enqueue)
-        self._refusal: Unavailable | None = None
+        self._delivery = Delivery(self._places, sessions, metrics, self._auditor)
+        self._reception = Reception(engine.facts, limits, metrics, sessions, self._places, taker, self._poke)
+        self._admission = Admission(self._reception, self._places, sessions, metrics, self._auditor.give_way)
         self._failing_steps = 0
         self._failure_seen_s = 0.0
-        self._turn_s = 1.0
         self._news: asyncio.Future[None] | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
         metrics.promise_gap(limits.gap_s)
         sessions.on_room = self._admission.poke
+        self._reception.on_arrival = self._admission.poke_arrival
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the engine counts as not ready."""
+        return self._reception.trouble
 
     def submit(self, turn: Turn) -> TurnTicket:
         """Queue `turn`; raises `QueueFull`, `Unavailable`, `ContextTooLong`, or `InvalidRequest` for a name in use."""
         if self._limits.role == "prefill":
             raise Unavailable("this node computes prompts for other nodes and answers nobody itself", retry_after_s=10)
-        return self._accept(turn)
+        return self._reception.accept(turn)
 
     async def prepare(self, turn: Turn) -> None:
         """Compute the prompt of `turn` for another node, and keep piece by piece what a turn there goes on from; raises
         as `submit` and reading do."""
         sampling = msgspec.structs.replace(turn.sampling, max_tokens=1)
-        ticket = self._accept(msgspec.structs.replace(turn, id=f"prompt-{turn.id}", sampling=sampling))
+        ticket = self._reception.accept(msgspec.structs.replace(turn, id=f"prompt-{turn.id}", sampling=sampling))
         ticket.for_peer = True
         try:
             async for _ in ticket:
@@ -119,55 +89,40 @@ class Scheduler:
         finally:
             ticket.cancel()
 
-    def _accept(self, turn: Turn) -> TurnTicket:
-        """Begin with `turn`: it queues at once, or as soon as its prompt has come from another node."""
-        self._check(turn)
-        ticket = TurnTicket(turn, time.monotonic(), self._on_leave)
-        self._tickets[turn.id] = ticket
-        self._set_timers(ticket)
-        self._idle.clear()
-        if self._intake is None or not self._intake.begin(ticket):
-            self._enqueue(ticket)
-        return ticket
-
-    def _enqueue(self, ticket: TurnTicket) -> None:
-        """Let the turn wait for its place."""
-        self._queue.put(ticket.turn)
-        self._admission.poke_arrival()
-
     def refuse(self, error: Unavailable) -> None:
         """From now on answer every submission with `error`; turns that are here go on."""
-        self._refusal = error
+        self._reception.refuse(error)
 
     def end_all(self, error: RequestError) -> None:
         """End every turn that is still computed or waiting with `error`."""
-        self._fail([ticket for ticket in self._tickets.values() if not ticket.ended], error)
+        self._reception.end_all(error)
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Whether every turn was read to its end within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
+                await self._reception.wait_empty()
         except TimeoutError:
             return False
         return True
 
     def counters(self) -> Mapping[str, int]:
         """Turns that wait, that the engine holds, that its running step names, and that are computed but unread."""
-        writing = sum(ticket.stage == "writing" for ticket in self._tickets.values())
-        queued = len(self._queue) + len(self._intake or ())
-        return {"queued": queued, "attached": len(self._places), "running": self._flight.running, "writing": writing}
+        reception, attached = self._reception, len(self._places)
+        writing = sum(ticket.stage == "writing" for ticket in reception.tickets.values())
+        running = self._flight.running
+        return {"queued": reception.waiting, "attached": attached, "running": running, "writing": writing}
 
     def load(self) -> Load:
         """What the gauges show; the cache in use is pages that turns hold."""
         pool, total = self._sessions.pool, self._engine.layout.pages
         pages = {"used": pool.held, "cached": pool.cached, "free": total - pool.held - pool.cached}
         waiting = {"first": 0, "normal": 0, "last": 0}
-        for priority, count in self._queue.count().items():
+        for priority, count in self._reception.queue.count().items():
             waiting["normal" if priority == 0 else "first" if priority < 0 else "last"] += count
         return Load(
             running=len(self._places),
-            waiting=len(self._queue),
+            waiting=self._reception.waiting,
             waiting_by=waiting,
             pages=pages,
             cache_usage=pool.held / total,
@@ -199,10 +154,9 @@ class Scheduler:
 
     async def _stop(self) -> None:
         """End what is left, and detach it as soon as nothing is under way for it; a stuck engine is not waited for."""
-        stuck, self.trouble = self.trouble is not None, self.trouble or "scheduler: stopped"
-        self.end_all(Unavailable("the server is stopping", retry_after_s=2))
-        if self._intake is not None:
-            await self._intake.close()
+        stuck = self.trouble is not None
+        self._reception.trouble = self.trouble or "scheduler: stopped"
+        await self._reception.close()
         under_way = self._flight.tasks | {task for held in self._places for task in held.reading}
         if under_way and not stuck:
             await asyncio.wait(under_way, timeout=_FAREWELL_S)
@@ -215,51 +169,6 @@ class Scheduler:
         """Let the loop look again."""
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
-
-    def _check(self, turn: Turn) -> None:
-        """Raise what refuses `turn` at once."""
-        facts, limits = self._engine.facts, self._limits
-        if self._refusal is not None:
-            raise copy.copy(self._refusal)  # one exception raised twice would keep both tracebacks
-        if self.trouble is not None:
-            raise Unavailable("the engine is not ready", retry_after_s=5)
-        if not turn.prompt.ids or turn.sampling.max_tokens < 1:
-            raise InvalidRequest("a turn needs a prompt and max_tokens of at least 1")
-        wanted = len(turn.prompt.ids) + turn.sampling.max_tokens
-        if wanted > facts.context_tokens:
-            raise ContextTooLong(
-                f"maximum context length is {facts.context_tokens} tokens, but the request needs {wanted}: "
-                f"{len(turn.prompt.ids)} in the prompt and {turn.sampling.max_tokens} for the answer"
-            )
-        self._sessions.check(turn)
-        if turn.id in self._tickets or turn.id in self._places:
-            raise InvalidRequest(f"a request named {turn.id!r} is already running")
-        waiting = len(self._queue) + len(self._intake or ())
-        if not may_queue(waiting, len(self._places), limit=limits.queue_limit, max_turns=facts.max_turns):
-            raise QueueFull(f"{waiting} requests are waiting already", retry_after_s=self._retry_after_s())
-
-    def _retry_after_s(self) -> int:
-        """Seconds until it makes sense to come back."""
-        return retry_after_s(len(self._queue), max_turns=self._engine.facts.max_turns, turn_s=self._turn_s)
-
-    def _set_timers(self, ticket: TurnTicket) -> None:
-        """Start the clocks of the turn's deadlines."""
-        loop, limits, own_s = asyncio.get_running_loop(), self._limits, ticket.turn.timeout_s
-        if limits.queue_timeout_s:
-            ticket.timers.append(loop.call_later(limits.queue_timeout_s, self._expire, ticket, True))
-        bounds_s = [seconds for seconds in (own_s, limits.turn_timeout_s or None) if seconds is not None]
-        if bounds_s:
-            ticket.timers.append(loop.call_later(min(bounds_s), self._expire, ticket, False))
-
-    def _expire(self, ticket: TurnTicket, only_queued: bool) -> None:
-        """A deadline of `ticket` has passed."""
-        age_s = time.monotonic() - ticket.submitted_s
-        if only_queued and (ticket.stage != "queued" or ticket.attached_s is not None):
-            return
-        if not ticket.ended:
-            where = "waiting" if ticket.stage == "queued" else ticket.stage
-            text = f"no complete answer within {age_s:.1f} s ({where})"
-            self._fail([ticket], DeadlineExceeded(text, retry_after_s=self._retry_after_s()))
 
     def _launch(self) -> None:
         """Give the engine steps, as far as there is something to do and it has not enough of them."""
@@ -300,53 +209,14 @@ class Scheduler:
             self._set_trouble(None)
             self._planner.observe(step.choice.shape, seconds, self.progressed_s)
             self._metrics.observe_step(seconds)
-            self._deliver(results)
+            self._delivery.deliver(results, self.progressed_s)
         return self.steps > before
-
-    def _deliver(self, results: Iterable[StepResult]) -> None:
-        """Hand results to their readers. Results for turns that left meanwhile are normal."""
-        for result in results:
-            held = self._places.get(result.turn)
-            if held is None or held.ticket.ended:
-                continue
-            ticket = held.ticket
-            self._places.advance(held, result.prefilled)
-            if result.ids:
-                self._time_tokens(held, len(result.ids))
-            if result.drafted:
-                self._metrics.count_drafts(result.drafted, result.accepted)
-            ticket.feed(result)
-            if result.finish is not None:
-                ticket.stop_timers()
-                record_end(ticket, result.finish, self._metrics)
-                self._auditor.note(ticket)
-                self._places.dismiss(held, "ended", keep=self.trouble is None)
-
-    def _time_tokens(self, held: Held, tokens: int) -> None:
-        """Record when `tokens` more came. The first ones after a break say nothing about the gap between tokens."""
-        ticket, now_s = held.ticket, self.progressed_s
-        if not ticket.ids:
-            self._metrics.observe_first_token(now_s - ticket.submitted_s)
-        else:
-            self._metrics.observe_tokens(tokens, now_s - ticket.latest_s)
-        if held.generated_tokens:
-            self._metrics.observe_gap(now_s - ticket.latest_s)
-        else:
-            self._sessions.trust(held.turn.id)
-        held.generated_tokens += tokens
-        held.served_s = max(held.served_s, now_s) if held.steps_under_way else now_s
-        ticket.latest_s = now_s
 
     def _retire(self) -> None:
         """Detach turns of which nothing is under way any more; those that have not ended wait again."""
         gone = self._places.retire()
         for held in gone:
-            ticket = held.ticket
-            if ticket.ended:
-                self._turn_s += 0.1 * (time.monotonic() - held.attached_s - self._turn_s)
-            else:
-                ticket.put_back()
-                self._queue.put(continue_turn(ticket), first=True)
+            self._reception.put_back(held)
         if gone:
             self._admission.poke()
             if self._is_idle():
@@ -354,7 +224,7 @@ class Scheduler:
 
     def _is_idle(self) -> bool:
         """Whether nobody wants the engine."""
-        return self.trouble is None and not (self._queue or len(self._places) or len(self._flight))
+        return self.trouble is None and not (self._reception.queue or len(self._places) or len(self._flight))
 
     async def _watch(self) -> None:
         """Look now and then whether a step is over its deadline, and let an idle engine show that it would do one."""
@@ -379,7 +249,7 @@ class Scheduler:
     def _set_trouble(self, trouble: str | None) -> None:
         """While there is trouble nobody is let in."""
         if trouble != self.trouble:
-            self.trouble = trouble
+            self._reception.trouble = trouble
             self._admission.paused = trouble is not None
             self._admission.poke()
 
@@ -396,40 +266,10 @@ class Scheduler:
             held.failed = True  # also where the reader left meanwhile: nobody may take over what the step left
             self._sessions.blame(held.turn.id)
         reading = [held.ticket for held in step.named if not held.ticket.ended]
-        self._fail(reading, EngineFailed("the engine failed while it computed this request"))
+        self._reception.fail(reading, EngineFailed("the engine failed while it computed this request"))
         if step.launched_s >= self._failure_seen_s:
             self._failing_steps += 1
         self._failure_seen_s = time.monotonic()
         if self._failing_steps >= self._limits.failing_steps:
             self._set_trouble(f"engine: {self._failing_steps} steps in a row failed")
             self.end_all(Unavailable("the engine is failing", retry_after_s=5))
-
-    def _on_leave(self, ticket: TurnTicket, reason: str) -> None:
-        """The reader left or came to the end. What the engine holds for it goes as soon as it can."""
-        ticket.stop_timers()
-        if not ticket.ended:
-            record_end(ticket, reason, self._metrics)
-            self._dismiss(ticket)
-        del self._tickets[ticket.turn.id]
-        if not self._tickets:
-            self._idle.set()
-        self._poke()
-
-    def _dismiss(self, ticket: TurnTicket) -> None:
-        """Take a turn that ends out of the queue or out of further steps."""
-        name = ticket.turn.id
-        if (held := self._places.get(name)) is not None:
-            self._places.dismiss(held, "ended", keep=self.trouble is None)
-        elif ticket.stage == "queued" and not (self._intake is not None and self._intake.drop(name)):
-            self._queue.remove(ticket.turn)
-            self._admission.poke_arrival()
-
-    def _fail(self, tickets: list[TurnTicket], error: RequestError) -> None:
-        """End each of `tickets` with `error`."""
-        for ticket in tickets:
-            ticket.stop_timers()
-            self._metrics.fail_turn(type(error).__name__)
-            record_end(ticket, type(error).__name__, self._metrics)
-            self._dismiss(ticket)
-            ticket.fail(copy.copy(error))
-        self._poke()

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 
 from dsuf.kv.arena import Arena
 from dsuf.kv.blocks import Blocks, map_memory
+from dsuf.kv.giver import LocalGiver
+from dsuf.kv.handoff import Giver
 from dsuf.kv.sessions import Sessions
+from dsuf.kv.taker import Taker
 from dsuf.observe.metrics import Metrics
 from dsuf.sched.scheduler import Limits, Scheduler
 from dsuf.types import Turn, Usage
@@ -22,14 +25,16 @@ class Reply(NamedTuple):
 
 
 class Node:
-    """Turns through all layers but HTTP."""
+    """Turns through all layers but HTTP. With a `giver` another node computes the prompts."""
 
-    def __init__(self, engine: Any, *, blocks: int = 4000, **limits: Any) -> None:
+    def __init__(self, engine: Any, *, blocks: int = 4000, giver: Giver | None = None, **limits: Any) -> None:
         self.engine, self.metrics = engine, Metrics("test")
         size = engine.layout.page_bytes
         self.arena = Arena(Blocks(size, map_memory(size * blocks)))
         self.sessions = Sessions(engine, self.arena, self.metrics)
-        self.scheduler = Scheduler(engine, Limits(**limits), self.metrics, self.sessions)
+        self.taker = None if giver is None else Taker(self.sessions, giver, self.metrics, deadline_s=5.0)
+        self.scheduler = Scheduler(engine, Limits(**limits), self.metrics, self.sessions, self.taker)
+        self.giver = LocalGiver(self.sessions, self.scheduler.prepare)
 
     async def run(self, turn: Turn) -> Reply:
         """`turn` from its submission to its end."""

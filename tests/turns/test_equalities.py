@@ -183,3 +183,26 @@ def test_preemption_changes_nothing(oracle: Oracle, drafts: int) -> None:
         assert node.read_metric("dsuf_preemptions_total") >= 3
 
     run(oracle, scenario, max_turns=1, drafts=drafts, pages=4)
+
+
+@pytest.mark.parametrize("length", [129, *(pytest.param(n, marks=FULL) for n in (17, 128, 143, 256, 300))])
+@pytest.mark.parametrize("drafts", [0, pytest.param(5, marks=FULL)])
+def test_a_hand_off_changes_nothing(oracle: Oracle, length: int, drafts: int) -> None:
+    """One node computes the prompt, another one answers; then the conversation goes on there."""
+
+    async def main() -> None:
+        drafter = oracle.drafter if drafts else None
+        far, near = (WatchedReference(oracle.model, drafter, 24, 4, "exact") for _ in range(2))
+        async with serving(far, chunk_tokens=50, role="prefill", drafts=drafts) as prefill:
+            options = {"chunk_tokens": 50, "role": "decode", "drafts": drafts}
+            async with serving(near, giver=prefill.giver, **options) as decode:
+                turn = say("a", TEXT[:length])
+                reply = await decode.run(turn)
+                following = say("b", TEXT[:length], reply.tokens, TEXT[300:303], max_tokens=9)
+                next_reply = await decode.run(following)
+        check_cold(oracle, [turn, following], [reply.tokens, next_reply.tokens])
+        assert reply.usage.peer_tokens == (length - 1 if length > 128 else 0)
+        assert next_reply.usage.cached_tokens >= length + WANTED - 1
+        assert check_parts(oracle, near) == 2 and check_parts(oracle, far) == (length > 128)
+
+    run_virtually(main)

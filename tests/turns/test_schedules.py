@@ -24,7 +24,7 @@ from tests.turns.schedule import draw
 from tests.turns.shrink import shrink
 from tests.turns.world import find_fault
 
-SHORT = 400
+SHORT = 300
 FULL = 10_000
 BLOCK = 500
 EXPECTED = (

@@ -1,5 +1,7 @@
 """Known pitfalls of other servers, each through scheduler, sessions and engine together."""
 
+import asyncio
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 
 from dsuf.node.node import Node as RealNode
+from dsuf.sched.ticket import TurnTicket
 from tests.node.rig import Client, running, write_script
 from tests.reference.test_speculate import Planned
 from tests.sched.rig import until
@@ -142,3 +145,105 @@ def test_pitfall_07_the_state_behind_a_stop_can_be_cut_back_to_it(oracle: Oracle
         assert reply.usage.cached_tokens == 121 + offset
 
     run(oracle, scenario, drafts=5)
+
+
+STAGES = ("queued", "filling", "prefilling", "decoding")
+
+
+def slow_write(call: str) -> float:
+    """Copying a cache in takes long."""
+    return 0.05 if call == "write_pages" else 0.0
+
+
+async def reach(node: Node, ticket: TurnTicket, stage: str) -> None:
+    """Wait until a turn is at `stage`."""
+    held = node.scheduler._places
+    for _ in range(100_000):
+        at = held.get(ticket.turn.id)
+        if {
+            "queued": at is None, "filling": at is not None and at.filling,
+            "prefilling": at is not None and 0 < at.done_tokens < 64, "decoding": len(ticket.ids) > 2,
+        }[stage]:  # fmt: skip
+            return
+        await asyncio.sleep(0.0001)
+    raise AssertionError(f"never {stage}")
+
+
+@pytest.mark.parametrize("replay_tokens", [0, 8])
+@pytest.mark.parametrize("stage", STAGES)
+def test_pitfall_16_clients_that_leave(stage: str, replay_tokens: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Two steps later nothing of the turn is left, nobody else was disturbed, nothing is logged as an error, and the
+    retry that follows goes on from what was computed."""
+    prompt = list(range(1, 65))
+
+    async def main() -> None:
+        engine = ToyEngine(pages=60, max_turns=1 if stage == "queued" else 2, replay_tokens=replay_tokens)
+        engine.step_s = lambda plan: 0.001
+        async with serving(engine, chunk_tokens=8) as node:
+            await node.run(make_turn("before", prompt[:20], max_tokens=1))
+            await node.forget_device()
+            engine.before = slow_write
+            other = make_turn("other", range(200, 210), max_tokens=200)
+            company = asyncio.create_task(node.run(other))
+            await until(lambda: len(node.scheduler._places) > 0)
+            ticket = node.scheduler.submit(make_turn("leaves", prompt, max_tokens=30))
+            await reach(node, ticket, stage)
+            ticket.cancel()
+            engine.before = lambda call: 0.0
+            await leave_behind(node)
+            done = ticket.prefilled_tokens
+            assert (await company).tokens == engine.cold_tokens(other)
+            await node.rest()
+            again = make_turn("again", [*prompt, 500], max_tokens=5)
+            reply = await node.run(again)
+            assert reply.tokens == engine.cold_tokens(again)
+            assert reply.usage.cached_tokens >= min(done, len(prompt)) - 8 - replay_tokens
+            assert reply.usage.cached_tokens >= (20 if stage in ("queued", "filling") else done // 2)
+
+    with caplog.at_level(logging.WARNING):
+        run_virtually(main)
+    assert caplog.records == []
+
+
+async def leave_behind(node: Node) -> None:
+    """Let two steps pass, and the copy that was under way; of the turn that left nothing is in the engine."""
+    steps = node.scheduler.steps
+    await until(lambda: node.scheduler.steps >= steps + 2 and not any(held.filling for held in node.scheduler._places))
+    await asyncio.sleep(0)
+    assert node.scheduler.counters() == {"queued": 0, "attached": 1, "running": 1, "writing": 0}
+    assert node.engine.counters() == {"turns": 1}
+
+
+SLOW = [
+    {"match": "thirsty", "reply": "word " * 50, "prefill_s_per_token": 0.0004, "step_s": 0.002},
+    {"reply": "word " * 50},
+]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("way", ["fin", "half-close", "rst"])
+async def test_pitfall_16_a_retry_goes_on_where_the_client_left(
+    model_dir: Path, tmp_path: Path, way: str, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A prompt is not computed again and again for a client that leaves each time."""
+    text = "thirsty " * 900
+    async with running(model_dir, write_script(tmp_path, SLOW), prefill_chunk_tokens=128) as node:
+        scheduler, sessions = node.scheduler, node.sessions
+        assert scheduler is not None and sessions is not None
+        client = await Client.connect(node)
+        await client.ask(text, stream=stream)
+        await until(lambda: any(held.done_tokens > 600 for held in scheduler._places))
+        done = max(held.done_tokens for held in scheduler._places)
+        {"fin": client.close, "half-close": client.half_close, "rst": client.reset}[way]()
+        await until(lambda: not any(scheduler.counters().values()))
+        await until(lambda: not any(sessions.counters()[name] for name in ("turns", "copies", "pages_held", "leases")))
+        assert node.engine is not None and set(node.engine.counters().values()) == {0}
+        client.close()
+        reply = await ask(node, [text], max_tokens=3)
+        usage = reply["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= done - 256, "all but a page and a window"
+        assert usage["prompt_tokens"] == sum(usage["prompt_tokens_details"][f"{name}_tokens"] for name in SOURCES)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+SOURCES = ("device", "host", "peer", "computed")

@@ -166,7 +166,7 @@ def test_sampled(exact: CudaEngine, prompts: list[NDArray[np.int64]]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["exact", "replay"])
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 33, 127, 128, 129])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 33, 127, 128, 300])
 def test_states(mode: str, length: int, exact: CudaEngine, replay: CudaEngine, machine: Machine) -> None:
     """A turn goes on in another slot from its state and copied pages, also with its last positions left off."""
     engine, config = exact if mode == "exact" else replay, machine.config

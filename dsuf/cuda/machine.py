@@ -161,6 +161,16 @@ class Machine:
         self.arena.close()
 
 
+def find_lack() -> str:
+    """Why no model can be loaded on this machine's GPU, in one line; empty where nothing lacks."""
+    try:
+        Device()
+        find_toolchain()
+    except CommandError as error:
+        return str(error)
+    return ""
+
+
 def build_kernels(device: Device, config: ModelConfig) -> Kernels:
     """The kernels for the sizes of `config`, compiled unless they are kept; raises `CommandError`."""
     sizes = from_config(config)

@@ -110,6 +110,10 @@ class Launcher:
     def begin(self, seat: Seat, pages: Sequence[int]) -> None:
         """Put the turn of `seat` into its slot, without positions."""
         seat.pages = tuple(pages)
+        # What is still being read of the slot is its last turn's.
+        before = record_event(self.decode_stream)
+        self.prefill_stream.follow(before)
+        before.close()
         self.machine.turns.begin(seat.slot, seat.turn.sampling, seat.pages, self.prefill_stream.handle)
         self._mark(seat, self.prefill_stream)
 

@@ -1,8 +1,8 @@
 """A machine whose device memory is the host's, and whose kernels are a toy: the engine's own logic without a GPU.
 
-The driver stand-in copies at once and knows which events and streams are alive. The toy model's next token depends on
-the turn's anchor and length alone; a "pass" writes each position's token into the entries of the turn's pages, so that
-what pages, states and tables hold can be told from what they should hold.
+The driver stand-in copies at once and knows which events and streams are alive. A pass of the toy writes each
+position's token into the entries of the turn's pages, and its next token depends on all that is stored there: a row
+that is wrong, missing or another turn's changes the reply.
 """
 
 import ctypes
@@ -144,10 +144,22 @@ class ToyKernels:
             rest["row_id"][place] = anchor[slot]
         live_rows[0] = live[0]
 
+    def _stored(self, slot: int, length: int) -> NDArray[np.uint8]:
+        """What the turn's pages hold of its first positions."""
+        positions = np.arange(length)
+        table = view_host(self.arena["turns.table"])[slot]
+        rows: NDArray[np.uint8] = self._entries()[table[positions // 128] * 128 + positions % 128, 0]
+        return rows
+
+    def _entries(self) -> NDArray[np.uint8]:
+        """The entries of the first source with one a position."""
+        layer = next(one for one in self.config.kv_source_layers if self.config.ratio(one) == 1)
+        rows: NDArray[np.uint8] = view_host(self.arena[f"layers.{layer}.entries"])
+        return rows
+
     def _place_rows(self, row_slot: Any, row_position: Any, row_id: Any, table: Any, live: Any, **rest: Any) -> None:
         """The first entry byte of each position is its token, where the turn may write."""
-        layer = next(one for one in self.config.kv_source_layers if self.config.ratio(one) == 1)
-        entries = view_host(self.arena[f"layers.{layer}.entries"])
+        entries = self._entries()
         for slot, position, token in zip(*(rows[: live[0]] for rows in (row_slot, row_position, row_id)), strict=True):
             page = table[slot, position // 128]
             if page >= 0:
@@ -167,7 +179,7 @@ class ToyKernels:
         record[0, 0] = count
         for place, slot in enumerate(turn[:count]):
             length = int(rest["length"][slot]) + fed
-            token = next_token(int(rest["anchor"][slot]) if fed else -1, length, self.config.vocab_size)
+            token = next_token(self._stored(int(slot), length), self.config.vocab_size)
             ended = 1 if token == rest["eos_id"] else 0
             rest["generated"][slot] += not ended
             if not ended and rest["generated"][slot] >= rest["max_tokens"][slot]:
@@ -179,9 +191,10 @@ class ToyKernels:
         sequence[number % RESULT_STEPS] = number + 1
 
 
-def next_token(anchor: int, length: int, vocabulary: int) -> int:
-    """What the toy says behind `length` positions; -1 stands for the end of a prompt."""
-    return (anchor * 31 + length * 17 + 5) % (vocabulary - 2) + 2
+def next_token(stored: NDArray[np.uint8], vocabulary: int) -> int:
+    """What the toy says behind positions of which these bytes are stored: each of them counts."""
+    weights = np.arange(1, len(stored) + 1) * 7919 % 10007
+    return int((stored.astype(np.int64) * weights).sum() * 31 + len(stored) * 17) % (vocabulary - 2) + 2
 
 
 def make_host_machine(monkeypatch: pytest.MonkeyPatch, config: ModelConfig, setup: Setup) -> Machine:

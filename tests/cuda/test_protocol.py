@@ -35,15 +35,14 @@ async def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     assert not driver.memory, "buffers were left behind"
 
 
-def say(prompt: list[int], max_tokens: int) -> list[int]:
-    """What the toy answers."""
-    ids, length, anchor = [], len(prompt), -1
+def say(prompt: list[int], max_tokens: int, stored: dict[int, int] | None = None) -> list[int]:
+    """What the toy answers; `stored` gives bytes at positions where its pages hold others than the prompt's."""
+    ids: list[int] = []
     while len(ids) < max_tokens:
-        anchor = next_token(anchor, length, CONFIG.vocab_size)
-        if anchor == CONFIG.eos_token_id:
-            break
-        ids.append(anchor)
-        length += 1
+        held = np.array([*prompt, *ids]) % 251
+        for position, byte in (stored or {}).items():
+            held[position] = byte
+        ids.append(next_token(held.astype(np.uint8), CONFIG.vocab_size))
     return ids
 
 
@@ -138,6 +137,7 @@ async def test_states_that_do_not_fit(engine: CudaEngine) -> None:
     assert isinstance(state, SessionState)
     again = make_turn(range(2, 100), 10)
     engine.attach(again, [1])
+    read_tokens(engine.machine, 1)[:] = read_tokens(engine.machine, 0)
     wrong = [
         (58, msgspec.structs.replace(state, fingerprint="other")),
         (58, msgspec.structs.replace(state, payload=state.payload[:-1])),
@@ -169,7 +169,8 @@ async def test_pages_alone(engine: CudaEngine) -> None:
     for page in pages[:2]:
         read_tokens(engine.machine, page)[:] = 77
     assert await engine.resume(turn.id, 256, None) == 256 - CONFIG.window_size
-    assert await finish(engine, turn, 256 - CONFIG.window_size) == say(list(range(2, 302)), 5)
+    expected = say(list(range(2, 302)), 5, dict.fromkeys(range(256), 77))
+    assert await finish(engine, turn, 256 - CONFIG.window_size) == expected
     assert (read_tokens(engine.machine, pages[0]) == 77).all()
     assert (read_tokens(engine.machine, pages[1]) == 77).all()
     np.testing.assert_array_equal(read_tokens(engine.machine, pages[2])[:44], np.arange(258, 302) % 251)

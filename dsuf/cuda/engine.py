@@ -72,7 +72,11 @@ class CudaEngine:
     ) -> Self:  # fmt: skip
         """Load the checkpoint in `directory`; blocks. Raises `CheckpointError`, `CommandError` or `DeviceError`."""
         engine = cls(Machine.load(directory, setup, progress), fingerprint(directory), prefill, captures=captures)
-        engine._worker.submit(engine._launcher.prepare).result()
+        try:
+            engine._worker.submit(engine._launcher.prepare).result()
+        except BaseException:
+            engine._worker.submit(engine._shut).result()
+            raise
         return engine
 
     def attach(self, turn: Turn, pages: Sequence[int]) -> None:

@@ -31,21 +31,19 @@ __device__ __forceinline__ float product_of_scales(int less_bias, int scale) {
 
 __device__ __forceinline__ int scale_byte(uint32_t scales, int i) { return int(scales >> (8 * i) & 0xFFu); }
 
-// One warp's share of tiles of sixteen outputs by eight pairs, for kMatrices matrices of one shape: outputs from `low`
+// One warp's share of a tile of sixteen outputs by eight pairs, for kMatrices matrices of one shape: outputs from `low`
 // and eight rows on. A lane reads eight weights of two outputs and eight values of one row a group; runs of four groups
 // go to the kSplit warps of a tile in turn (of one, where groups do not come in fours).
-template <int kWidth, int kSplit, int kMatrices, int kTiles>
-__device__ __forceinline__ void multiply_fp4(float (&total)[kMatrices][kTiles][4],
-                                             const uint8_t* const (&low)[kMatrices],
-                                             const uint8_t* const (&low_scale)[kMatrices],
-                                             const PairTile (&tile)[kTiles], int share) {
+template <int kWidth, int kSplit, int kMatrices>
+__device__ __forceinline__ void multiply_fp4(float (&total)[kMatrices][4], const uint8_t* const (&low)[kMatrices],
+                                             const uint8_t* const (&low_scale)[kMatrices], const PairTile& tile,
+                                             int share) {
   static_assert(kWidth % 32 == 0, "the contraction is whole groups of 32");
-  constexpr int kGroups = kWidth / 32, kRun = kGroups % 4 ? 1 : 4;
-  constexpr int kUnroll = kTiles * kMatrices > 1 ? 1 : 5 - kRun;
+  constexpr int kGroups = kWidth / 32, kRun = kGroups % 4 ? 1 : 4, kUnroll = kMatrices > 1 ? 1 : 5 - kRun;
 #pragma unroll kUnroll
   for (int at = share * kRun; at < kGroups; at += kSplit * kRun) {
-    uint32_t a[kMatrices][kRun], b[kMatrices][kRun], w0[kMatrices], w1[kMatrices], x0[kTiles], x1[kTiles];
-    uint2 v[kTiles][kRun];
+    uint32_t a[kMatrices][kRun], b[kMatrices][kRun], w0[kMatrices], w1[kMatrices];
+    uint2 v[kRun];
 #pragma unroll
     for (int m = 0; m < kMatrices; ++m) {
 #pragma unroll
@@ -57,31 +55,23 @@ __device__ __forceinline__ void multiply_fp4(float (&total)[kMatrices][kTiles][4
       w1[m] = load_scales<kRun>(low_scale[m] + 8 * kGroups + at);
     }
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (int g = 0; g < kRun; ++g)
-        v[t][g] = tile[t].x ? *reinterpret_cast<const uint2*>(tile[t].x + (at + g) * 32) : make_uint2(0, 0);
-      x0[t] = tile[t].even_scale ? load_scales<kRun>(tile[t].even_scale + at) : 0;
-      x1[t] = tile[t].odd_scale ? load_scales<kRun>(tile[t].odd_scale + at) : 0;
-    }
+    for (int g = 0; g < kRun; ++g)
+      v[g] = tile.x ? *reinterpret_cast<const uint2*>(tile.x + (at + g) * 32) : make_uint2(0, 0);
+    const uint32_t x0 = tile.even_scale ? load_scales<kRun>(tile.even_scale + at) : 0;
+    const uint32_t x1 = tile.odd_scale ? load_scales<kRun>(tile.odd_scale + at) : 0;
 #pragma unroll
     for (int g = 0; g < kRun; ++g) {
+      const uint32_t even = __byte_perm(v[g].x, v[g].y, 0x6420), odd = __byte_perm(v[g].x, v[g].y, 0x7531);
+      const int y0 = scale_byte(x0, g), y1 = scale_byte(x1, g);
 #pragma unroll
       for (int m = 0; m < kMatrices; ++m) {
-        const uint32_t low_even = even_e4m3(a[m][g]), low_odd = odd_e4m3(a[m][g]);
-        const uint32_t high_even = even_e4m3(b[m][g]), high_odd = odd_e4m3(b[m][g]);
         const int s0 = scale_byte(w0[m], g) - kScaleBias, s1 = scale_byte(w1[m], g) - kScaleBias;
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-          float c[4] = {};
-          mma_e4m3(c, low_even, high_even, low_odd, high_odd, __byte_perm(v[t][g].x, v[t][g].y, 0x6420),
-                   __byte_perm(v[t][g].x, v[t][g].y, 0x7531));
-          const int y0 = scale_byte(x0[t], g), y1 = scale_byte(x1[t], g);
-          total[m][t][0] = __fmaf_rn(c[0], product_of_scales(s0, y0), total[m][t][0]);
-          total[m][t][1] = __fmaf_rn(c[1], product_of_scales(s0, y1), total[m][t][1]);
-          total[m][t][2] = __fmaf_rn(c[2], product_of_scales(s1, y0), total[m][t][2]);
-          total[m][t][3] = __fmaf_rn(c[3], product_of_scales(s1, y1), total[m][t][3]);
-        }
+        float c[4] = {};
+        mma_e4m3(c, even_e4m3(a[m][g]), even_e4m3(b[m][g]), odd_e4m3(a[m][g]), odd_e4m3(b[m][g]), even, odd);
+        total[m][0] = __fmaf_rn(c[0], product_of_scales(s0, y0), total[m][0]);
+        total[m][1] = __fmaf_rn(c[1], product_of_scales(s0, y1), total[m][1]);
+        total[m][2] = __fmaf_rn(c[2], product_of_scales(s1, y0), total[m][2]);
+        total[m][3] = __fmaf_rn(c[3], product_of_scales(s1, y1), total[m][3]);
       }
     }
   }
@@ -89,17 +79,14 @@ __device__ __forceinline__ void multiply_fp4(float (&total)[kMatrices][kTiles][4
 
 // What the warps of a block hold of their tiles, in shared memory: [warp][output][pair], a column more than there are
 // pairs against bank conflicts. `sum` adds what the kSplit warps of a tile have, in their order.
-template <int kSplit, int kTiles>
+template <int kSplit>
 struct TileSums {
-  float part[8][16][8 * kTiles + 1];
+  float part[8][16][9];
 
-  __device__ __forceinline__ void put(const float (&total)[kTiles][4]) {
+  __device__ __forceinline__ void put(const float (&total)[4]) {
     const int warp = threadIdx.x / 32, output = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) part[warp][output + i / 2 * 8][t * 8 + pair + i % 2] = total[t][i];
-    }
+    for (int i = 0; i < 4; ++i) part[warp][output + i / 2 * 8][pair + i % 2] = total[i];
   }
 
   // Output `column` of the block's, of which each tile has sixteen.

@@ -45,7 +45,7 @@ class HostDriver:
         return SUCCESS, self._next
 
     def _check(self, handle: int) -> tuple[Any]:
-        return (SUCCESS if handle in self.alive else GONE,)
+        return (SUCCESS if handle == 0 or handle in self.alive else GONE,)
 
     def _end(self, handle: int) -> tuple[Any]:
         outcome = self._check(handle)
@@ -126,12 +126,12 @@ class ToyKernels:
     """Runs what decides a turn's course; the rest of a pass is nothing here."""
 
     def __init__(self, config: ModelConfig, machine_arena: HostArena) -> None:
-        self.config, self.arena, self.stuck = config, machine_arena, False
+        self.config, self.arena, self.runs = config, machine_arena, True
 
     def launch(self, entry: str, stream: int = 0, **values: Any) -> None:
         """Run the launch if the toy knows how."""
         run = getattr(self, f"_{entry}", None)
-        if run is not None and not self.stuck:
+        if run is not None and self.runs:
             run(**{name: view_host(value) if isinstance(value, Array) else value for name, value in values.items()})
 
     def _gather_turns(self, wanted: Any, done: Any, turn: Any, live_turns: Any, batch: int, **rest: Any) -> None:

@@ -4,10 +4,13 @@ import tarfile
 from os import environ
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dsuf.__main__ import main
 from dsuf.checkpoint.config import load_config
+from dsuf.cuda.machine import Machine, Setup
+from tests.cuda.host import HostArena, make_host_machine
 from tests.kernels.gpu import missing
 from tests.reference.forge import forge_cases, forge_checkpoint
 
@@ -48,6 +51,28 @@ def test_made_here(seed: int, tmp_path: Path, capsys: Capture) -> None:
     forge_cases(tmp_path, seed=seed, positions=60, flavours=("official",))
     arguments = ["golden", str(tmp_path), "--engine", "cuda", "--case", "trace_official"]
     assert main(arguments) == 0, capsys.readouterr().out
+
+
+def test_a_device_that_computes_nothing(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every comparison runs to its end without a GPU, and finds that nothing is right."""
+
+    def load(directory: Path, setup: Setup) -> Machine:
+        config = load_config(directory / "config.json")
+        machine = make_host_machine(monkeypatch, config, msgspec.structs.replace(setup, pages=8 * 6))
+        machine.prefiller.kernels.runs = False  # type: ignore[attr-defined]
+        return machine
+
+    tokenizer = (GOLDEN / "tiny" / "tokenizer.json").read_bytes()
+    forge_checkpoint(tmp_path, load_config(GOLDEN / "tiny" / "config.json"), tokenizer, 5)
+    forge_cases(tmp_path, seed=5, positions=40, flavours=("official",))
+    monkeypatch.setattr("dsuf.golden.device.Machine.load", load)
+    monkeypatch.setattr("dsuf.golden.device.Arena", HostArena)
+    assert main(["golden", str(tmp_path), "--engine", "cuda"]) == 1
+    said = capsys.readouterr().out
+    for item in ("h_out", "attn_out", "index_topk", "router_indices"):
+        assert f"FAIL trace_official official all layers: {item}" in said
+    assert "FAIL text_full official logits" in said
+    assert "FAIL dspark official taught: draft_ids" in said
 
 
 @pytest.mark.parametrize("flavour", ["fp32", "fp32q"])

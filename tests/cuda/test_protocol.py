@@ -233,6 +233,6 @@ async def test_a_step_that_never_ends(engine: CudaEngine, monkeypatch: pytest.Mo
     engine.attach(turn, [0])
     await engine.step(StepPlan(prefill=(PrefillRange(turn.id, 0, 38),)))
     monkeypatch.setattr(engine_module, "STEP_DEADLINE_S", 0.05)
-    engine.machine.decoder.kernels.stuck = True  # type: ignore[attr-defined]
+    engine.machine.decoder.kernels.runs = False  # type: ignore[attr-defined]
     with pytest.raises(EngineFailed, match="did not finish"):
         await engine.step(StepPlan(decode=(turn.id,)))

@@ -78,7 +78,16 @@ make_environment() { # make_environment PYTHON
   fi
 }
 
-# set_up base|dev: afterwards $python runs with that lock's packages.
+# Which packages this machine's commands run with: a GPU that its driver lists asks for those of CUDA besides.
+pick_lock() {
+  if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+    printf cuda
+  else
+    printf base
+  fi
+}
+
+# set_up base|dev|cuda: afterwards $python runs with that lock's packages.
 set_up() {
   if [ -n "${DSUF_NO_SETUP:-}" ]; then
     python=${DSUF_PYTHON:-python3}
@@ -98,7 +107,7 @@ set_up() {
     make_environment "$found"
     install_lock "$1" "$lock"
     printf '%s\n' "$digest" >"$venv/.stamp-$1"
-    # The development lock holds every base package at the same version.
+    # The other locks hold every base package at the same version.
     [ "$1" = base ] || sha256sum <"$root/requirements.lock" >"$venv/.stamp-base"
   fi
   exec 9>&-

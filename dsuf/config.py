@@ -70,6 +70,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     device_cache_tokens: Annotated[
         int, Meta(description="positions that the engine's cache holds; 0: enough for max_turns whole contexts", ge=0)
     ] = 0
+    device_bytes: Annotated[
+        int, Meta(description="GPU memory for weights, caches and workspaces; 0: what is free, less a reserve", ge=0)
+    ] = 0
+    engram_on_host: Annotated[
+        bool, Meta(description="keep the Engram tables in pinned host memory, where kernels read them in place")
+    ] = False
     cache_bytes: Annotated[
         int, Meta(description="host memory for session caches that later turns take over; 0: none are kept", ge=0)
     ] = 1 << 30
@@ -281,8 +287,6 @@ def _decode_path(kind: Any, value: Any) -> Path:
 
 def _problems(s: Settings) -> Iterator[str]:
     """What single fields cannot say: combinations, and what is not built yet."""
-    if s.engine == "cuda":
-        yield "engine = 'cuda': the CUDA engine is not built yet; use 'reference'"
     for name in sorted(_SECRET):
         if REDACTED in getattr(s, name):
             yield f"{name}: {REDACTED!r} is what --print-config shows in place of a key; put the key itself there"

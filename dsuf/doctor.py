@@ -4,7 +4,7 @@
   note     works, with a limit that is worth knowing
   missing  the feature named at the end of the line is not available
 
-The CUDA engine and the fleet are not in this release: what they will need is listed all the same.
+The fleet is not in this release: what it will need is listed all the same.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from dsuf.config import Settings
+from dsuf.cuda.machine import find_lack
 
 PROBE_TIMEOUT_S = 10.0
 REDIS_ADDRESS = ("127.0.0.1", 6379)
@@ -108,6 +109,13 @@ def probe_nvcc() -> Finding:
     if release:
         return Finding("ok", release.strip())
     return Finding("missing", "no nvcc on PATH", "compiling kernels")
+
+
+def probe_cuda_engine() -> Finding:
+    """Whether this machine's GPU can run the kernels."""
+    if lack := find_lack():
+        return Finding("missing", lack, "the CUDA engine; the reference engine runs on the CPU")
+    return Finding("ok", "the CUDA engine can be loaded")
 
 
 def probe_gcc() -> Finding:
@@ -225,6 +233,7 @@ PROBES: Sequence[tuple[str, Callable[[], Finding]]] = (
     ("BLAS", probe_blas),
     ("GPU, driver", probe_gpu),
     ("nvcc", probe_nvcc),
+    ("CUDA engine", probe_cuda_engine),
     ("gcc", probe_gcc),
     ("Redis", probe_redis),
     ("RDMA", probe_rdma),

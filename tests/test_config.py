@@ -33,7 +33,6 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         ({"DSUF_PORT": "70000"}, ["port", "'70000'", "environment", "65535"]),
         ({"DSUF_PORT": "http"}, ["port", "'http'", "int"]),
         ({"DSUF_ENGINE": "gpu"}, ["engine", "'gpu'", "auto, reference, scripted, cuda"]),
-        ({"DSUF_ENGINE": "cuda"}, ["engine", "cuda", "not built yet"]),
         ({"DSUF_ROLE": "all"}, ["role", "all", "both, prefill, decode"]),
         ({"DSUF_DECODE_GAP_S": "0"}, ["decode_gap_s", ">= 0.01"]),
         ({"DSUF_AUDIT_SHARE": "1.5"}, ["audit_share", "<= 1"]),

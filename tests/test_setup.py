@@ -93,6 +93,21 @@ def test_interrupted_setup_starts_over(checkout: Path) -> None:
     assert "base: installing" in errors
 
 
+def test_a_gpu_asks_for_its_packages(checkout: Path, tmp_path: Path) -> None:
+    """Where the driver lists a GPU the lock with CUDA is installed, once; where it lists none, the plain one."""
+    (checkout / "requirements-cuda.lock").write_text("# nothing for a GPU\n")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    path = f"{tools}:{os.environ['PATH']}"
+    for listed, name in (("No devices were found", "base"), ("GPU 0: NVIDIA H200", "cuda")):
+        (tools / "nvidia-smi").write_text(f"#!/bin/sh\necho '{listed}'\n")
+        (tools / "nvidia-smi").chmod(0o755)
+        code, _, errors = finish(start(checkout, PATH=path))
+        assert code == 0
+        assert f"{name}: installing" in errors
+        assert finish(start(checkout, PATH=path))[2] == ""
+
+
 def test_no_python_is_one_line(checkout: Path, tmp_path: Path) -> None:
     """An interpreter that is too old is refused with the packages to install."""
     old = place_python(tmp_path / "old", "exit 1")

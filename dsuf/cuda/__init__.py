@@ -1,6 +1,23 @@
-"""The CUDA side: kernels compiled from `kernels/`, their parameters, and the one place that launches them.
+"""The CUDA engine: kernels compiled from `kernels/`, all that queues them, and the engine protocol in front.
 
-So far the tool chain and single kernels; no engine is built from them yet. Imports `types`, `config`, `errors`,
-`observe` and `checkpoint`; never `reference`, which tests alone compare with. cuda-python is optional: without it,
-without a driver or without nvcc a command says in one line what is missing.
+From the bottom: `driver`, `toolchain`, `contract`, `table`, `kernels` (one launch); `arena`, `weights`, `caches`,
+`turns`, `workspace`, `constants` (all memory, planned by name before any is taken); `launches` (one pass), `attention`,
+`moe`, `block`, `model`, `draft`, `ends`, `step`, `prefill` (what a pass is made of); `streams`, `graphs`, `results`,
+`states`, `pages` (how it runs, and what leaves the device); `machine`, `launcher`, `engine`. `plan`, `budget`, `group`
+and `ranks` say what several GPUs would hold, and run one model on ranks.
+
+Imports `types`, `config`, `errors`, `observe` and `checkpoint`; never `reference`, which tests and `golden` alone
+compare with. cuda-python is optional: without it, without a driver or without nvcc a command says in one line what is
+missing. Decided here:
+
+- A kernel reads everything that differs from step to step from device memory. So a pass of a given shape is captured
+  once and replayed, and the host can launch step n + 1 before it has read step n.
+- One thread launches, in the order of the calls; it never waits for the device. The event loop polls a ring of records
+  in pinned memory, whose sequence number the device writes last.
+- Prefill and decode have a stream and a workspace each; a turn goes from one to the other behind an event. Within a
+  pass, what does not depend on each other runs on side streams, which a captured pass keeps as branches.
+- Rows of a long pass read each other's window rows beside the rings, so its length does not depend on the rings'.
+- A replayed prefill ends with an ordinary pass over the last window, which computes the encoder's part of it again:
+  the same numbers in the same places, and no second kind of pass.
+- Pages that were there before a turn are left out of the table through which it writes: shared rows stay as they are.
 """

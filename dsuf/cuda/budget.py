@@ -1,8 +1,8 @@
 """The memory that serving takes, of each GPU and of the host, added up from the regions that an engine allocates.
 
 Nothing here needs a GPU. A rank's regions are the engine's own: of weights every tensor is cut to the rank's share of
-it, index keys and the scores against them are spread over the ranks, everything else has a rank's sizes. On top stands
-what is no region: what the driver keeps, kernels and graphs.
+it, index keys and the scores against them are spread over the ranks (the engine's ranks still have all of them),
+everything else has a rank's sizes. On top stands what is no region: what the driver keeps, kernels and graphs.
 """
 
 from collections import Counter

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,13 @@ from dsuf.cuda.results import ENDED_BY_EOS
 from dsuf.cuda.states import SLACK_TOKENS, ImagePool
 from dsuf.cuda.streams import Event, Stream, wait_until
 from dsuf.errors import CheckpointError, ContextTooLong, DeviceError, EngineFailed, QueueFull
-from dsuf.types import EngineFacts, Finish, StepPlan, StepResult, Turn
+from dsuf.types import CacheLayout, EngineFacts, Finish, SessionState, StepPlan, StepResult, Turn
 
 _T = TypeVar("_T")
+CopyPages = Callable[[Sequence[int], Sequence[memoryview], Sequence[Event]], None]
+
+ID = np.dtype("<i8")
+"""How a state holds token ids."""
 
 LAYOUT = "cuda-1"
 """Names the arrangement of caches that leave the device; part of their fingerprint."""
@@ -35,33 +39,23 @@ USUAL_SHARE = 0.2
 """How much the last step counts in what the next is expected to take."""
 
 
-class TurnState(NamedTuple):
-    """What a turn needs, beside its pages, to go on behind the tokens `ids` of its `length` positions."""
-
-    length: int
-    ids: NDArray[np.int64]
-    payload: bytes
-    replayed: int
-
-    @property
-    def spare(self) -> int:
-        """How many of the last positions can be left off: what a replay cut off belongs to its end alone."""
-        return max(0, min(SLACK_TOKENS, self.length - self.replayed))
-
-
 class CudaEngine:
     """`dsuf.types.Engine` on a GPU. `prefill` chooses between the exact and the replayed prefill."""
 
     def __init__(self, machine: Machine, weights: str, prefill: PrefillMode, *, captures: bool = True) -> None:
         config, setup = machine.config, machine.setup
         self.machine, self.prefill = machine, prefill
-        self.fingerprint = f"{weights}-{LAYOUT}-{prefill}"
         self.facts = EngineFacts(
             name="cuda", device=machine.device.name, context_tokens=setup.context_tokens, max_turns=setup.max_turns,
             vocabulary=config.vocab_size, eos_id=config.eos_token_id,
             max_drafts=config.dspark_block_size if machine.draft else 0,
         )  # fmt: skip
         self._launcher = Launcher(machine, prefill, captures=captures)
+        self.layout = CacheLayout(
+            fingerprint=f"{weights}-{LAYOUT}-{prefill}", page_tokens=PAGE_TOKENS, page_bytes=machine.sizes.page_bytes,
+            pages=machine.sizes.pages, state_bytes=self._launcher.shape.state_bytes,
+            overrun_tokens=setup.overrun_of(config), replay_tokens=config.window_size if prefill == "replay" else 0,
+        )  # fmt: skip
         self._images = ImagePool(self._launcher.shape)
         self._seats: dict[str, Seat] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -78,7 +72,11 @@ class CudaEngine:
     ) -> Self:  # fmt: skip
         """Load the checkpoint in `directory`; blocks. Raises `CheckpointError`, `CommandError` or `DeviceError`."""
         engine = cls(Machine.load(directory, setup, progress), fingerprint(directory), prefill, captures=captures)
-        engine._worker.submit(engine._launcher.prepare).result()
+        try:
+            engine._worker.submit(engine._launcher.prepare).result()
+        except BaseException:
+            engine._worker.submit(engine._shut).result()
+            raise
         return engine
 
     def attach(self, turn: Turn, pages: Sequence[int]) -> None:
@@ -89,7 +87,7 @@ class CudaEngine:
                 f"This model's maximum context length is {self.facts.context_tokens} tokens; "
                 f"{len(turn.prompt.ids)} in the prompt and {turn.sampling.max_tokens} to generate make {wanted}."
             )
-        if wanted > len(pages) * PAGE_TOKENS:
+        if len(pages) < self.layout.pages_for(wanted + self.layout.overrun_tokens):
             raise ContextTooLong(f"{wanted} tokens do not fit into {len(pages)} pages of {PAGE_TOKENS}.")
         if not self._launcher.free:
             raise QueueFull(f"All {self.facts.max_turns} places are taken.", retry_after_s=1)
@@ -117,11 +115,11 @@ class CudaEngine:
 
         return asyncio.run(run_all())
 
-    def copy_state(self, turn: str) -> Coroutine[Any, Any, TurnState | None]:
+    def read_state(self, turn: str) -> Coroutine[Any, Any, SessionState | None]:
         """The state of an attached turn as the steps launched so far leave it; None in the midst of a replay."""
         return self._start(self._read_state(self._worker.submit(self._queue_read, self._seat(turn))))
 
-    def take_state(self, turn: str, length: int, state: TurnState | None) -> Coroutine[Any, Any, int]:
+    def resume(self, turn: str, length: int, state: SessionState | None) -> Coroutine[Any, Any, int]:
         """Let an attached turn without positions go on behind the first `length` of its prompt; where it begins.
 
         Without a state the rows of that many positions are in its pages, and a window of them is computed again. Raises
@@ -129,17 +127,22 @@ class CudaEngine:
         """
         return self._start(self._take_over(self._worker.submit(self._queue_write, self._seat(turn), length, state)))
 
-    def copy_pages(
-        self, pages: Sequence[int], buffers: Sequence[memoryview], *, reads: bool
-    ) -> Coroutine[Any, Any, None]:
-        """Copy each of `pages` into, or out of, the buffer of `page_bytes` at its place in `buffers`."""
-        marking = self._worker.submit(self._launcher.mark_all)
-        copy = self._pages.read if reads else self._pages.write
-        copying = self._copies.submit(lambda: copy(pages, buffers, marking.result()))
-        if not reads:
-            # What is launched from now on may read these pages.
-            self._worker.submit(copying.exception)
+    def read_pages(self, pages: Sequence[int], into: Sequence[memoryview]) -> Coroutine[Any, Any, None]:
+        """Copy each of `pages`, as the steps launched so far leave it, into the buffer at its place in `into`."""
+        return self._start(_wait(self._copy_pages(self._pages.read, pages, into)))
+
+    def write_pages(self, pages: Sequence[int], rows: Sequence[memoryview]) -> Coroutine[Any, Any, None]:
+        """Fill each of `pages` from the buffer at its place in `rows`; what is launched later finds them so."""
+        copying = self._copy_pages(self._pages.write, pages, rows)
+        self._worker.submit(copying.exception)
         return self._start(_wait(copying))
+
+    def _copy_pages(self, copy: CopyPages, pages: Sequence[int], buffers: Sequence[memoryview]) -> Future[None]:
+        """On the copying thread, behind what is launched so far."""
+        if len(pages) != len(buffers) or any(buffer.nbytes != self.layout.page_bytes for buffer in buffers):
+            raise ValueError(f"{len(pages)} pages take as many buffers of {self.layout.page_bytes} bytes")
+        marking = self._worker.submit(self._launcher.mark_all)
+        return self._copies.submit(lambda: copy(pages, buffers, marking.result()))
 
     def counters(self) -> Mapping[str, int]:
         """Attached turns and decode steps that nobody has heard of."""
@@ -190,7 +193,7 @@ class CudaEngine:
         image = self._images.take()
         return seat, image, self._launcher.read_image(seat, image)
 
-    async def _read_state(self, launching: Future[tuple[Seat, Array, Event] | None]) -> TurnState | None:
+    async def _read_state(self, launching: Future[tuple[Seat, Array, Event] | None]) -> SessionState | None:
         queued = await asyncio.wrap_future(launching)
         if queued is None:
             return None
@@ -201,11 +204,14 @@ class CudaEngine:
         length = int(image.length[0])
         known = np.append(seat.ids, seat.generated).astype(np.int64)
         payload = await asyncio.to_thread(shape.pack, image, length, seat.replayed)
-        state = TurnState(length, shape.last_ids(image, known, length), payload, seat.replayed)
+        ids = shape.last_ids(image, known, length)
         self._images.give_back(memory)
-        return state
+        return SessionState(
+            fingerprint=self.layout.fingerprint, length=length, ids=ids.astype(ID).tobytes(), payload=payload,
+            spare=max(0, min(SLACK_TOKENS, length - seat.replayed)), repeats=True,
+        )  # fmt: skip
 
-    def _queue_write(self, seat: Seat, length: int, state: TurnState | None) -> tuple[int, Array, Event] | int:
+    def _queue_write(self, seat: Seat, length: int, state: SessionState | None) -> tuple[int, Array, Event] | int:
         """On the launching thread: check the state, lay it out, queue its copy."""
         if seat.fed:
             raise EngineFailed(f"Turn {seat.turn.id} has {seat.fed} positions of its own.")
@@ -215,18 +221,28 @@ class CudaEngine:
             if self.prefill == "exact" and length:
                 raise CheckpointError("an exact prefill goes on from a state only")
             return self._launcher.begin_behind(seat, length)
-        if length > state.length or not np.array_equal(state.ids[:length], seat.ids[:length]):
-            raise CheckpointError(f"a state of {state.length} positions is of another prompt than the first {length}")
-        repeats = state.length == len(seat.ids)
-        if state.length - length > max(state.spare, int(repeats)):
-            raise CheckpointError(f"a state of {state.length} positions cannot be cut to {length}")
+        ids = self._check_state(seat, length, state)
         memory, shape = self._images.take(), self._images.shape
         try:
-            replayed = shape.unpack(state.payload, state.ids, length, shape.view_image(view_host(memory)))
+            replayed = shape.unpack(state.payload, ids, length, shape.view_image(view_host(memory)))
         except CheckpointError:
             self._images.give_back(memory)
             raise
         return length, memory, self._launcher.take_over(seat, memory, length, replayed)
+
+    def _check_state(self, seat: Seat, length: int, state: SessionState) -> NDArray[np.int64]:
+        """The tokens of `state`; raises `CheckpointError` unless the turn can go on from it behind `length`."""
+        own = self.layout.fingerprint
+        if state.fingerprint != own:
+            raise CheckpointError(f"the state is of {state.fingerprint}, this engine's are of {own}")
+        if len(state.ids) != state.length * ID.itemsize:
+            raise CheckpointError(f"a state of {state.length} positions has {len(state.ids)} bytes of ids")
+        ids = np.frombuffer(state.ids, ID).astype(np.int64)
+        if length > state.length or not np.array_equal(ids[:length], seat.ids[:length]):
+            raise CheckpointError(f"a state of {state.length} positions is of another prompt than the first {length}")
+        if state.length - length > max(state.spare, int(state.length == len(seat.ids) and state.repeats)):
+            raise CheckpointError(f"a state of {state.length} positions cannot be cut to {length}")
+        return ids
 
     async def _take_over(self, launching: Future[tuple[int, Array, Event] | int]) -> int:
         queued = await asyncio.wrap_future(launching)

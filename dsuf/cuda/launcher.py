@@ -49,7 +49,7 @@ class Seat:
             self.event = None
 
     def reach(self, each: int) -> int:
-        """Positions at most after one more step of `each` rows."""
+        """Positions at most after one more step, where a step has up to `each` rows of a turn."""
         return self.length + (self.pending + 1) * each
 
 
@@ -81,6 +81,7 @@ class Launcher:
         self.free = list(range(machine.setup.max_turns - 1, -1, -1))
         self.shape = StateShape(machine.sizes)
         self.copier = SlotCopier(machine.arena, self.shape)
+        self._overrun = machine.setup.overrun_of(machine.config)
         self._most_rows = max(machine.setup.prefill_rows, machine.config.window_size)
 
     def prepare(self) -> None:
@@ -89,7 +90,7 @@ class Launcher:
         Those are all batches without drafts and with all of them, and all sizes of a pass, over short contexts.
         """
         drafts = (0, self.machine.config.dspark_block_size) if self.machine.draft else (0,)
-        tokens = min(SMALLEST_TOKENS, self.machine.setup.context_tokens)
+        tokens = self._pick_tokens(1)
         for batch in sorted({self._pick_batch(turns) for turns in range(1, self.machine.setup.max_turns + 1)}):
             for count in drafts:
                 self._prepare_step(StepShape(batch, count, tokens))
@@ -109,6 +110,10 @@ class Launcher:
     def begin(self, seat: Seat, pages: Sequence[int]) -> None:
         """Put the turn of `seat` into its slot, without positions."""
         seat.pages = tuple(pages)
+        # What is still being read of the slot is its last turn's.
+        before = record_event(self.decode_stream)
+        self.prefill_stream.follow(before)
+        before.close()
         self.machine.turns.begin(seat.slot, seat.turn.sampling, seat.pages, self.prefill_stream.handle)
         self._mark(seat, self.prefill_stream)
 
@@ -156,7 +161,7 @@ class Launcher:
             if seat.event is not None:
                 stream.follow(seat.event)
                 seat.let_go()
-        longest = max(seat.reach(drafts + 1) for seat in seats)
+        longest = max(seat.reach(self._overrun) for seat in seats)
         shape = StepShape(self._pick_batch(len(seats)), drafts, self._pick_tokens(longest))
         wanted = np.full(shape.batch, -1)
         wanted[: len(seats)] = [seat.slot for seat in seats]
@@ -239,7 +244,7 @@ class Launcher:
         return pick_bucket(rows, SMALLEST_ROWS, ROWS_GROWTH, self._most_rows)
 
     def _pick_tokens(self, tokens: int) -> int:
-        return pick_bucket(tokens, SMALLEST_TOKENS, TOKENS_GROWTH, self.machine.setup.context_tokens)
+        return pick_bucket(tokens, SMALLEST_TOKENS, TOKENS_GROWTH, self.machine.setup.reach_of(self.machine.config))
 
 
 def record_event(stream: Stream) -> Event:

@@ -29,6 +29,9 @@ from dsuf.cuda.weights import load_weights, plan_weights
 from dsuf.cuda.workspace import plan_workspace
 from dsuf.errors import CommandError
 
+MOST_TURNS = 1024
+"""Turns that the kernels of a step hold in one block."""
+
 RESERVED_BYTES = 1 << 30
 """Device memory left to the driver, modules and graphs."""
 
@@ -55,6 +58,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         """Rows of a ring: a window, and as many again for what a step or a replay may go back over."""
         return self.ring_rows or max(256, 2 * config.window_size)
 
+    def reach_of(self, config: ModelConfig) -> int:
+        """Positions that a turn can have rows for: the context, and what a step may write behind it."""
+        return self.context_tokens + self.overrun_of(config)
+
     def overrun_of(self, config: ModelConfig) -> int:
         """Positions past a turn's last that a step may write."""
         return config.dspark_block_size + 1 if self.drafts else 1
@@ -71,7 +78,7 @@ def plan_working_regions(config: ModelConfig, setup: Setup, pages: int) -> list[
     """Every region but the weights."""
     sizes = plan_sizes(config, setup, pages)
     block = config.dspark_block_size if setup.drafts and config.n_mtp_layers > 0 else 0
-    rows, context = setup.max_turns * (block + 1), setup.context_tokens
+    rows, context = setup.max_turns * (block + 1), setup.reach_of(config)
     return [
         *plan_constants(config),
         *sizes.plan(),
@@ -87,17 +94,20 @@ def plan_working_regions(config: ModelConfig, setup: Setup, pages: int) -> list[
 
 def plan_sizes(config: ModelConfig, setup: Setup, pages: int) -> CacheSizes:
     """The sizes of the caches with this many pages."""
-    context = setup.context_tokens + setup.overrun_of(config)
-    ring = setup.ring_of(config)
-    return CacheSizes(config, pages=pages, slots=setup.max_turns, ring_rows=ring, context_tokens=context)
+    reach, ring = setup.reach_of(config), setup.ring_of(config)
+    return CacheSizes(config, pages=pages, slots=setup.max_turns, ring_rows=ring, context_tokens=reach)
 
 
 def count_pages(config: ModelConfig, setup: Setup, budget_bytes: int) -> int:
     """Pages for `setup` within the budget: all that its turns can use, or what is left, but a whole context's.
 
-    Raises `CommandError` with the numbers if that does not fit.
+    Raises `CommandError` with the numbers if that does not fit, or for more turns than a step can have.
     """
-    one_turn = -(-(setup.context_tokens + setup.overrun_of(config)) // PAGE_TOKENS)
+    if setup.max_turns > MOST_TURNS:
+        raise CommandError(
+            f"max_turns is {setup.max_turns}: the CUDA engine runs at most {MOST_TURNS} at the same time"
+        )
+    one_turn = -(-setup.reach_of(config) // PAGE_TOKENS)
     least = plan_regions(config, setup, setup.pages or one_turn)
     check_budget(least, budget_bytes)
     if setup.pages:
@@ -149,6 +159,16 @@ class Machine:
         """Free all memory; nothing runs any more."""
         self.device.use()
         self.arena.close()
+
+
+def find_lack() -> str:
+    """Why no model can be loaded on this machine's GPU, in one line; empty where nothing lacks."""
+    try:
+        Device()
+        find_toolchain()
+    except CommandError as error:
+        return str(error)
+    return ""
 
 
 def build_kernels(device: Device, config: ModelConfig) -> Kernels:

@@ -1,8 +1,9 @@
 """Say how much memory serving takes on GPUs that need not be there, and whether it fits.
 
 The budget of each GPU and of the host, for a number of streams that all may reach the context: weights by part, Engram
-tables, pages and slots of the caches, workspaces. It is what the engine allocates; its figures are exact but for one
-allowance for the driver. Then the largest context and the most streams that would fit. Exit code 1: it does not fit.
+tables, pages and slots of the caches, workspaces. For one GPU it is what the engine allocates, exact but for an
+allowance for the driver; for more it is what the split over ranks gives each. Then the largest context and the most
+streams that would fit. Exit code 1: it does not fit.
 """
 
 import argparse

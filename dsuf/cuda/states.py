@@ -108,8 +108,11 @@ class StateShape:
         image.ids[positions % self.ring_rows] = ids[positions]
 
     def last_ids(self, image: Image, known: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """Tokens of all `length` positions: the last out of `image`, those before from `known`."""
-        first = max(0, length - self.ring_rows)
+        """Tokens of all `length` positions: the last out of `image`, those before from `known`.
+
+        What a step wrote and took back lies where the oldest positions of the ring would be, so only half of it counts.
+        """
+        first = max(0, length - self.ring_rows // 2)
         positions = np.arange(first, length)
         return np.concatenate([known[:first], image.ids[positions % self.ring_rows].astype(np.int64)])
 

@@ -114,8 +114,10 @@ async def wait_until(
     `check` is asked now and then, once it takes long, and raises if it can never be done.
     """
     begun = time.perf_counter()
-    if not done() and expected_s > 0:
-        await asyncio.sleep(expected_s * SLEPT_SHARE)
+    # Timers of the event loop count whole milliseconds: rounded up, they would sleep through the end of a short step.
+    slept_s = int(expected_s * SLEPT_SHARE * 1e3) / 1e3
+    if slept_s > 0 and not done():
+        await asyncio.sleep(slept_s)
     while not done():
         waited = time.perf_counter() - begun
         if waited > deadline_s:

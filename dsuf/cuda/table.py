@@ -119,12 +119,23 @@ def _streams() -> list[Kernel]:
     ]  # fmt: skip
 
 
+def expert_tiles(width: int) -> int:
+    """Tiles of a block of the expert kernels: eight, less by the warps that share a contraction of this width."""
+    return 1 if width >= 2048 else 2 if width >= 1024 else 4 if width >= 512 else 8
+
+
 def _experts() -> list[Kernel]:
     return [
         Kernel("route_experts", "route_experts", contract.ROUTE_EXPERTS, 128, _four_rows),
         Kernel("group_experts", "group_experts", contract.GROUP_EXPERTS, 1024, _once),
-        Kernel("experts_up", "experts_up", contract.EXPERTS_UP, 256, lambda n: (n["inter"] // 16, n["slots"])),
-        Kernel("experts_down", "experts_down", contract.EXPERTS_DOWN, 256, lambda n: (n["dim"] // 16, n["slots"])),
+        Kernel(
+            "experts_up", "experts_up", contract.EXPERTS_UP, 256,
+            lambda n: (_blocks(n["inter"], 16 * expert_tiles(n["dim"])), n["slots"]),
+        ),
+        Kernel(
+            "experts_down", "experts_down", contract.EXPERTS_DOWN, 256,
+            lambda n: (_blocks(n["dim"], 16 * expert_tiles(n["inter"])), n["slots"]),
+        ),
         Kernel("swiglu_rows", "swiglu", contract.SWIGLU, 256, lambda n: (_blocks(n["inter"], 256), n["rows"])),
         Kernel(
             "combine_experts", "combine_experts", contract.COMBINE_EXPERTS, 256,

@@ -5,23 +5,21 @@ A pass is launched kernel by kernel with an observer between, which reads what a
 choices; nothing is computed on the host but what the device's own logits and scores mean.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from dsuf.checkpoint.engram import EngramHash
 from dsuf.checkpoint.token_map import TokenMap
-from dsuf.cuda.arena import Arena, Array, read_array, write_array
+from dsuf.cuda.arena import Arena, read_array, write_array
 from dsuf.cuda.launches import Pass
 from dsuf.cuda.machine import Machine, Setup
 from dsuf.cuda.prefill import plan_parts
 from dsuf.cuda.step import entries_of
 from dsuf.cuda.workspace import Workspace, plan_workspace
-from dsuf.golden.device_cache import DeviceCache
+from dsuf.golden.device_cache import DeviceCache, device_cache, read_values, round_bf16
+from dsuf.golden.watch import DeviceRouter, Watch
 from dsuf.reference.arithmetic import F32, I64, OFFICIAL
 from dsuf.reference.attention import Attention
 from dsuf.reference.batch import NO_OBSERVER, Batch, Observer, Segment
@@ -29,23 +27,11 @@ from dsuf.reference.cache import SequenceCache
 from dsuf.reference.engram import Engram
 from dsuf.reference.layer import Layer
 from dsuf.reference.model import Model, Output
-from dsuf.reference.moe import Moe, Router
+from dsuf.reference.moe import Moe
 from dsuf.reference.rope import Rope
 
 ROWS, SLOTS = 512, 8
 """The longest pass, and how many sequences are kept: the one begun longest ago gives way to the next."""
-
-
-def round_bf16(values: F32) -> NDArray[np.uint16]:
-    """BF16 bits of `values`."""
-    bits: NDArray[np.uint16] = np.asarray(values, np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
-    return bits
-
-
-def read_values(array: Array, rows: int) -> NDArray[Any]:
-    """The first `rows` rows of `array`; BF16 as float32."""
-    found = read_array(array.rows(0, rows))
-    return found.view(ml_dtypes.bfloat16).astype(np.float32) if array.kind == "bf16" else found
 
 
 class DeviceModel(Model):
@@ -82,12 +68,19 @@ class DeviceModel(Model):
         self.machine.model.place(self.launches())
         return Batch(segments, self.window_rope, self.compressed_rope)
 
-    def launches(self, watch: "Watch | None" = None) -> Pass:
+    def launches(self, watch: Watch | None = None) -> Pass:
         """A pass over the rows of the last batch."""
         machine, rows = self.machine, len(self.segment.positions)
         entries = entries_of(max(8, self.segment.stop))
         kernels = machine.prefiller.kernels
         return Pass(kernels, 0, self.work, machine.turns, rows, entries, fresh=True, observer=watch)
+
+    def watch(self, layer: int, observer: Observer) -> Watch:
+        """Shows `observer` what `layer` makes of the rows of the last batch."""
+        router = self.layers[layer].moe.router
+        assert isinstance(router, DeviceRouter)
+        narrowed = self.narrowed(layer)
+        return Watch(self.config, layer, self.segment, self.work, router, observer, narrowed=narrowed)
 
     def put(self, streams: F32, pre: F32) -> None:
         """Let a layer begin with these."""
@@ -172,128 +165,6 @@ class DeviceModel(Model):
         return read_values(self.work["logits"], len(pre))
 
 
-def device_cache(cache: SequenceCache) -> DeviceCache:
-    """`cache`, which is one on the device."""
-    assert isinstance(cache, DeviceCache)
-    return cache
-
-
-class Watch:
-    """Shows an observer of the reference's kind what a pass on the device computes, and takes its choices over."""
-
-    def __init__(self, model: DeviceModel, layer: int, observer: Observer) -> None:
-        self.model, self.layer, self.observer = model, layer, observer
-        self.rows = len(model.segment.positions)
-        self.logits: F32 = np.empty((0, 0), np.float32)
-        self.chosen: I64 = np.empty((0, 0), np.int64)
-        self.scores: F32 = np.empty((0, 0), np.float32)
-        self.latents: F32 = np.empty((0, 0), np.float32)
-
-    def see(self, name: str, array: Array) -> None:
-        """Keep or pass on what the device made."""
-        ending = name.rpartition(".")[2]
-        special: Mapping[str, Callable[[Array], None]] = {
-            "router_logits": self._keep_logits, "router_indices": self._keep_chosen, "index_score": self._keep_scores,
-            "compressed_latent_pre_rope": self._keep_latents, "entries": self._show_latents,
-        }  # fmt: skip
-        if ending in special:
-            special[ending](array)
-        elif ending not in ("router_weights", "index_topk"):
-            self.observer.see(name, read_values(array, self.rows))
-
-    def force(self, name: str) -> NDArray[Any] | None:
-        """What the observer forces, in the form that the device has it."""
-        ending = name.rpartition(".")[2]
-        if ending == "router_indices":
-            forced = self.observer.force(name)
-            if forced is not None:
-                self.chosen = np.asarray(forced, np.int64)
-            self.observer.see(name, self.chosen)
-            return self.chosen.astype(np.int32) if forced is not None else None
-        if ending == "router_weights":
-            weights = self.model.layers[self.layer].moe.router.weights(router_scores(self.logits), self.chosen)
-            self.observer.see(name, weights)
-            return weights
-        return self._force_selection(name)
-
-    def _keep_logits(self, array: Array) -> None:
-        experts = self.model.config.n_routed_experts
-        self.logits = read_array(array).reshape(-1)[: self.rows * experts].reshape(self.rows, experts)
-
-    def _keep_chosen(self, array: Array) -> None:
-        picks = self.model.config.n_activated_experts
-        self.chosen = read_array(array).reshape(-1)[: self.rows * picks].reshape(self.rows, picks).astype(np.int64)
-        router = self.model.layers[self.layer].moe.router
-        assert isinstance(router, DeviceRouter)
-        router.logits, router.own = self.logits, self.chosen
-
-    def _keep_latents(self, array: Array) -> None:
-        ratio, start = self.model.config.ratio(self.layer), self.model.segment.start
-        self.latents = read_values(array, self.rows)[(ratio - 1 - start) % ratio :: ratio]
-
-    def _show_latents(self, array: Array) -> None:
-        """Only now are the entries there that the latents became."""
-        self.observer.see(f"layers.{self.layer}.compressed_latent_pre_rope", self.latents)
-
-    def _keep_scores(self, array: Array) -> None:
-        """Scores by entry, -inf where a row may not see one or its block is no candidate."""
-        model, config, segment = self.model, self.model.config, self.model.segment
-        ratio, size = config.ratio(self.layer), config.candidate_block_size
-        bound, count = entries_of(max(8, segment.stop))[ratio], segment.stop // ratio
-        narrow = model.narrowed(self.layer)
-        width = config.candidate_topk_blocks * size if narrow else bound
-        packed = read_array(array).reshape(-1)[: self.rows * width].reshape(self.rows, width)
-        scores = packed.view(ml_dtypes.bfloat16).astype(np.float32)
-        if narrow:
-            blocks = read_array(model.work["blocks"]).reshape(-1)[: self.rows * (width // size)].reshape(self.rows, -1)
-            places = (blocks[:, :, None] * size + np.arange(size)).reshape(self.rows, width)
-            spread = np.full((self.rows, bound + size), -np.inf, np.float32)
-            np.put_along_axis(spread, np.where(places < 0, bound, places), scores, axis=1)
-            known = np.zeros_like(spread, np.bool_)
-            np.put_along_axis(known, np.where(places < 0, bound, places), True, axis=1)
-            scores = np.where(known, spread, -np.inf)
-        reachable = (segment.positions + 1) // ratio
-        self.scores = np.where(np.arange(count) < reachable[:, None], scores[:, :count], np.float32(-np.inf))
-
-    def _force_selection(self, name: str) -> NDArray[Any] | None:
-        """The selection in entries of the sequence to the observer, in rows of the store to the device."""
-        config, cache = self.model.config, device_cache(self.model.segment.cache)
-        first = cache.first_row(config.kv_source(self.layer))
-        own = read_array(self.model.work["selected"]).reshape(-1)[: self.rows * config.index_topk]
-        own = own.reshape(self.rows, config.index_topk).astype(np.int64)
-        forced = self.observer.force(name)
-        if forced is None:
-            self.observer.see(name, np.where(own < 0, -1, own - first))
-            return None
-        wanted = np.full_like(own, -1)
-        wanted[:, : forced.shape[1]] = forced
-        self.observer.see(name, wanted)
-        return np.where(wanted < 0, -1, wanted + first).astype(np.int32)
-
-
-def router_scores(logits: F32) -> F32:
-    """sqrt(softplus(logits)), as the router scores experts."""
-    scores: F32 = np.sqrt(np.maximum(logits, np.float32(0)) + np.log1p(np.exp(-np.abs(logits))))
-    return scores
-
-
-class DeviceRouter(Router):
-    """The device's scores and choice in the pass that was watched last."""
-
-    def __init__(self, bias: F32, chosen: int, route_scale: float) -> None:
-        self.bias, self.chosen, self.route_scale = bias, chosen, np.float32(route_scale)
-        self.logits: F32 = np.empty((0, 0), np.float32)
-        self.own: I64 = np.empty((0, 0), np.int64)
-
-    def scores(self, v: F32) -> F32:
-        """What the device's logits score."""
-        return router_scores(self.logits)
-
-    def choose(self, scores: F32) -> I64:
-        """What the device chose by itself."""
-        return self.own
-
-
 class DeviceMoe(Moe):
     """Stands for the experts of a layer: only their router is asked for."""
 
@@ -310,9 +181,6 @@ class DeviceEngram(Engram):
     def forward(self, streams: F32, table_rows: I64) -> F32:
         """`streams` with the memory of the last batch's rows added."""
         model = self.model
-        history = read_array(model.work["history"].rows(0, len(streams)))
-        slot = model.config.engram_layer_ids.index(self.layer)
-        assert np.array_equal(model.hash.rows(slot, history), table_rows), "the device hashes other tokens"
         write_array(model.work["streams"], round_bf16(streams))
         model.machine.model.engrams[self.layer].run(model.launches())
         return read_values(model.work["streams"], len(streams))
@@ -327,7 +195,7 @@ class DeviceAttention(Attention):
 
     def forward(self, u: F32, batch: Batch, observer: Observer, *, write_entries: bool = True) -> F32:
         """The branch for normed input `u`."""
-        model, watch = self.model, Watch(self.model, self.layer, observer)
+        model, watch = self.model, self.model.watch(self.layer, observer)
         todo = model.launches(watch)
         write_array(model.work["input"], round_bf16(u))
         todo.quantize("input", model.config.dim)
@@ -365,7 +233,7 @@ class DeviceLayer(Layer):
         self, streams: F32, pre: F32, batch: Batch, observer: Observer, *, write_entries: bool = True
     ) -> tuple[F32, F32]:
         """Streams and collapse weights after this layer."""
-        model, watch = self.model, Watch(self.model, self.layer, observer)
+        model, watch = self.model, self.model.watch(self.layer, observer)
         model.put(streams, pre)
         model.put_candidates(self.layer)
         layer = model.machine.model.layers[self.layer]

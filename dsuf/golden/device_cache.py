@@ -1,8 +1,11 @@
 """The cache of one sequence on the device, as the comparisons handle one: a slot and pages of a loaded machine."""
 
 from collections.abc import Iterable
+from typing import Any
 
+import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from dsuf.cuda.arena import Array, read_array, write_array
 from dsuf.cuda.caches import PAGE_TOKENS
@@ -14,6 +17,18 @@ from dsuf.reference.rows import RowStore
 from dsuf.types import Sampling
 
 GREEDY = Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=1 << 20)
+
+
+def round_bf16(values: F32) -> NDArray[np.uint16]:
+    """BF16 bits of `values`."""
+    bits: NDArray[np.uint16] = np.asarray(values, np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+    return bits
+
+
+def read_values(array: Array, rows: int) -> NDArray[Any]:
+    """The first `rows` rows of `array`; BF16 as float32."""
+    found = read_array(array.rows(0, rows))
+    return found.view(ml_dtypes.bfloat16).astype(np.float32) if array.kind == "bf16" else found
 
 
 class DeviceStore(RowStore):
@@ -82,3 +97,9 @@ class DeviceCache(SequenceCache):
         places = self.slot * rows + np.arange(start, stop) % rows
         places[: max(0, stop - start - rows)] = -1
         return places
+
+
+def device_cache(cache: SequenceCache) -> DeviceCache:
+    """`cache`, which is one on the device."""
+    assert isinstance(cache, DeviceCache)
+    return cache

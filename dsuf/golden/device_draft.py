@@ -6,7 +6,8 @@ from dsuf.cuda.arena import Array, read_array, write_array
 from dsuf.cuda.launches import Pass
 from dsuf.cuda.step import entries_of
 from dsuf.cuda.turns import DRAFT
-from dsuf.golden.device import DeviceModel, device_cache, read_values, round_bf16
+from dsuf.golden.device import DeviceModel
+from dsuf.golden.device_cache import device_cache, read_values, round_bf16
 from dsuf.reference.arithmetic import F32
 from dsuf.reference.batch import ForcedChoices
 from dsuf.reference.cache import SequenceCache

@@ -78,7 +78,7 @@ GREEDY_GAP = 0.3
 """A greedy choice may differ where its recorded margin is below this, or below this part of the logits' RMS."""
 
 
-_FUSED_STREAMS, _FUSED_BRANCH = Tolerance(8e-3, 0.5, 1.5e-2), Tolerance(3e-2, SHARE, _BRANCH, spare=2)
+_FUSED_STREAMS, _FUSED_BRANCH = Tolerance(8e-3, 0.5, 1.5e-2), Tolerance(8e-2, SHARE, 2 * _BRANCH, spare=2)
 """An engine of fused kernels rounds elsewhere, attention's probabilities above all. What moved by a last bit there goes
 through the quantisers of the branch; in the streams little of it is left."""
 

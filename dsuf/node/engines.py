@@ -1,17 +1,22 @@
 """Which model a node serves, and with which engine."""
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from dsuf.checkpoint.config import ModelConfig, load_config
 from dsuf.checkpoint.forms import RELEASED
+from dsuf.checkpoint.inventory import expected_tensors
 from dsuf.checkpoint.synthetic import ensure_embedded
 from dsuf.config import Settings
+from dsuf.cuda.engine import CudaEngine
+from dsuf.cuda.machine import Setup, find_lack
 from dsuf.engine_scripted import ScriptedEngine, load_script
-from dsuf.errors import CommandError, EngineFailed
+from dsuf.errors import CommandError, DeviceError, EngineFailed
 from dsuf.recipe.vocabulary import Vocabulary, load_vocabulary
 from dsuf.reference.engine import ReferenceEngine
 from dsuf.reference.pages import PAGE_TOKENS
@@ -19,6 +24,10 @@ from dsuf.reference.speculate import Speculation
 from dsuf.types import Engine, EngineFacts, PrefillRange, Prompt, Sampling, StepPlan, Turn
 
 _WARM_UP = "warm-up"
+MOST_PREFILL_ROWS = 512
+"""Rows of one pass on a GPU, whose workspaces grow with them; longer chunks take several passes."""
+
+EngineName = Literal["reference", "scripted", "cuda"]
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +66,19 @@ def open_model(directory: Path) -> Model:
     return Model(directory=directory, config=config, vocabulary=load_vocabulary(directory))
 
 
+def pick_engine(settings: Settings) -> EngineName:
+    """Which engine the settings ask for; `auto` is `cuda` where a GPU and all that it takes are there."""
+    if settings.engine != "auto":
+        return settings.engine
+    return "reference" if find_lack() else "cuda"
+
+
 def foresee_facts(settings: Settings, model: Model) -> EngineFacts:
     """What the engine's facts will be. `api/` needs them before the weights are there."""
+    name = pick_engine(settings)
     return EngineFacts(
-        name="scripted" if settings.engine == "scripted" else "reference",
-        device="none" if settings.engine == "scripted" else "cpu",
+        name=name,
+        device={"reference": "cpu", "cuda": "gpu", "scripted": "none"}[name],
         context_tokens=min(settings.context_tokens, model.config.max_seq_len),
         max_turns=settings.max_turns,
         vocabulary=model.config.vocab_size,
@@ -76,7 +93,9 @@ def load_engine(settings: Settings, model: Model, progress: Callable[[int], None
     """
     facts = foresee_facts(settings, model)
     pages = -(-settings.device_cache_tokens // PAGE_TOKENS) or None
-    if settings.engine == "scripted":
+    if facts.name == "cuda":
+        return _load_cuda(settings, model, facts, progress)
+    if facts.name == "scripted":
         if settings.script is None:
             raise CommandError("script: engine 'scripted' needs a script file")
         vocabulary, replay = model.vocabulary, PAGE_TOKENS if settings.prefill == "replay" else 0
@@ -93,6 +112,35 @@ def load_engine(settings: Settings, model: Model, progress: Callable[[int], None
         speculation=speculation if settings.drafts else None,
         progress=progress,
     )
+
+
+def _load_cuda(settings: Settings, model: Model, facts: EngineFacts, progress: Callable[[int], None]) -> CudaEngine:
+    """The CUDA engine; `progress` hears of as many layers as the bytes that are there would make."""
+    config, lock, done = model.config, threading.Lock(), 0
+    total = sum_weights(config)
+
+    def count(arrived_bytes: int) -> None:
+        nonlocal done
+        with lock:
+            done += arrived_bytes
+            layer = config.n_layers * done // total
+        progress(layer)
+
+    setup = Setup(
+        context_tokens=facts.context_tokens, max_turns=facts.max_turns, drafts=settings.drafts > 0,
+        prefill_rows=min(settings.prefill_chunk_tokens, MOST_PREFILL_ROWS),
+        pages=-(-settings.device_cache_tokens // PAGE_TOKENS), budget_bytes=settings.device_bytes,
+        engram_on_host=settings.engram_on_host, rule=settings.draft_rule, confidence=settings.draft_confidence,
+    )  # fmt: skip
+    try:
+        return CudaEngine.load(model.directory, setup, settings.prefill, progress=count)
+    except DeviceError as error:
+        raise CommandError(f"engine 'cuda': {error}") from error
+
+
+def sum_weights(config: ModelConfig) -> int:
+    """Bytes of all tensors of a model of these sizes."""
+    return sum(spec.bytes for spec in expected_tensors(config))
 
 
 async def warm_up(engine: Engine, prompt: tuple[int, ...]) -> None:

@@ -88,7 +88,7 @@ def page_bytes(config: ModelConfig, setup: Setup, pages: int) -> int:
 def test_pages_fill_the_budget() -> None:
     """As many pages as fit, never more; one context at least, or a refusal; no more than the turns can use."""
     setup = Setup(context_tokens=2000, max_turns=3, engram_on_host=True)
-    one = -(-(2000 + setup.overrun_of(TINY)) // 128)
+    one = -(-setup.reach_of(TINY) // 128)
     assert count_pages(TINY, setup, page_bytes(TINY, setup, 1000)) == 3 * one
     some = count_pages(TINY, setup, page_bytes(TINY, setup, one + 9))
     assert one <= some <= one + 9
@@ -98,3 +98,9 @@ def test_pages_fill_the_budget() -> None:
     sizes = plan_sizes(TINY, setup, some)
     pages = [region for region in sizes.plan() if region.part == "pages"]
     assert sum(region.bytes for region in pages) == some * sizes.page_bytes
+
+
+def test_most_turns() -> None:
+    """More turns than a step's kernels can hold are refused at once."""
+    with pytest.raises(CommandError, match="at most 1024"):
+        count_pages(TINY, Setup(context_tokens=100, max_turns=1025), 1 << 40)

@@ -166,7 +166,7 @@ def test_sampled(exact: CudaEngine, prompts: list[NDArray[np.int64]]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["exact", "replay"])
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 33, 127, 128, 129])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 33, 127, 128, 300])
 def test_states(mode: str, length: int, exact: CudaEngine, replay: CudaEngine, machine: Machine) -> None:
     """A turn goes on in another slot from its state and copied pages, also with its last positions left off."""
     engine, config = exact if mode == "exact" else replay, machine.config
@@ -177,9 +177,9 @@ def test_states(mode: str, length: int, exact: CudaEngine, replay: CudaEngine, m
     reply = list(prefill(engine, turn).ids)
     for results in engine.run(*[StepPlan(decode=(turn.id,), drafts=3)] * 4):
         reply += results[0].ids
-    state = call(engine, "copy_state", turn.id)
+    state = call(engine, "read_state", turn.id)
     kept = [bytearray(machine.sizes.page_bytes) for _ in pages]
-    call(engine, "copy_pages", pages, [memoryview(page) for page in kept], reads=True)
+    call(engine, "read_pages", pages, [memoryview(page) for page in kept])
     reply += decode(engine, [turn], drafts=3)[turn.id]
     history = [*ids.tolist(), *reply]
     engine.attach(make_turn([5], 2), [60])  # the other slot is taken, so the state moves
@@ -189,8 +189,8 @@ def test_states(mode: str, length: int, exact: CudaEngine, replay: CudaEngine, m
         moved = [70 + 2 * page for page in range(count_pages(again))]
         engine.attach(again, moved)
         count = min(len(moved), len(kept))
-        call(engine, "copy_pages", moved[:count], [memoryview(page) for page in kept[:count]], reads=False)
-        assert call(engine, "take_state", again.id, start, state) == start
+        call(engine, "write_pages", moved[:count], [memoryview(page) for page in kept[:count]])
+        assert call(engine, "resume", again.id, start, state) == start
         found = prefill(engine, again, start, 2)
         assert [*found.ids, *decode(engine, [again], drafts=2)[again.id]] == history[end:], cut
         engine.detach(again.id)
@@ -218,7 +218,7 @@ def test_pages_without_a_state(replay: CudaEngine, machine: Machine) -> None:
     for chunk in (None, 10, 50):
         again = make_turn(ids, 8)
         replay.attach(again, range(count_pages(again)))
-        start = call(replay, "take_state", again.id, 256, None)
+        start = call(replay, "resume", again.id, 256, None)
         assert start == 256 - machine.config.window_size
         prefill(replay, again, start, chunk)
         logits.append(read_array(machine.prefiller.work["logits"]))

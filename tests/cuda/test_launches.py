@@ -11,9 +11,13 @@ from dsuf.checkpoint.synthetic import EMBEDDED
 from dsuf.cuda.machine import Machine, Setup, plan_regions, plan_sizes
 from dsuf.cuda.step import StepShape
 from tests.cuda.paper import PaperArena, PaperKernels
+from tests.golden.cut import cut_config
 
 TINY = Path(__file__).parents[1] / "golden" / "tiny" / "config.json"
-CONFIGS = {"tiny": load_config(TINY), "embedded": EMBEDDED, "released": load_config(RELEASED / "config.json")}
+CONFIGS = {
+    "tiny": load_config(TINY), "embedded": EMBEDDED, "released": load_config(RELEASED / "config.json"),
+    "without a draft head": cut_config(load_config(TINY)),
+}  # fmt: skip
 
 
 def make_machine(config: ModelConfig, **changes: object) -> tuple[Machine, PaperKernels]:
@@ -29,6 +33,7 @@ def make_machine(config: ModelConfig, **changes: object) -> tuple[Machine, Paper
 def test_step(name: str, batch: int, drafts: int, confidence: float) -> None:
     """A decode step of every size; the draft head runs only where there are drafts to make."""
     machine, kernels = make_machine(CONFIGS[name], confidence=confidence)
+    drafts = drafts if machine.draft else 0
     machine.decoder.queue(StepShape(batch, drafts, 4096), 0)
     count = Counter(entry for entry, _ in kernels.launches)
     config = machine.config

@@ -81,7 +81,10 @@ def test_state_comes_back(length: int, cut: int) -> None:
     first.length[0] = length
     ids = rng.integers(0, 500, length)
     shape.put_ids(first, ids)
-    np.testing.assert_array_equal(shape.last_ids(first, ids[: max(0, length - 64)], length), ids)
+    # Drafts that were taken back have overwritten the oldest ids, and the host is a step behind.
+    first.ids[np.arange(length, length + 20) % 64] = 501
+    np.testing.assert_array_equal(shape.last_ids(first, ids[: max(0, length - 12)], length), ids)
+    shape.put_ids(first, ids)
     state = shape.pack(first, length, 7)
     assert len(state) == shape.state_bytes
     assert shape.unpack(state, ids, length - cut, second) == 7

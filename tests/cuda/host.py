@@ -1,0 +1,217 @@
+"""A machine whose device memory is the host's, and whose kernels are a toy: the engine's own logic without a GPU.
+
+The driver stand-in copies at once and knows which events and streams are alive. A pass of the toy writes each
+position's token into the entries of the turn's pages, and its next token depends on all that is stored there: a row
+that is wrong, missing or another turn's changes the reply.
+"""
+
+import ctypes
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dsuf.checkpoint.config import ModelConfig
+from dsuf.cuda import arena, graphs, pages, states, streams
+from dsuf.cuda.arena import Arena, Array, Region, view_host
+from dsuf.cuda.machine import Machine, Setup, plan_regions, plan_sizes
+from dsuf.cuda.results import RECORD_HEAD, RESULT_STEPS
+
+SUCCESS = SimpleNamespace(name="CUDA_SUCCESS")
+NOT_READY = SimpleNamespace(name="CUDA_ERROR_NOT_READY")
+GONE = SimpleNamespace(name="CUDA_ERROR_INVALID_HANDLE")
+
+
+class HostDriver:
+    """As much of the driver's interface as the engine's host code calls."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=SUCCESS, CUDA_ERROR_NOT_READY=NOT_READY)
+    CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_DEVICE=2)
+    CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=0)
+    CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=0)
+    CUDA_MEMCPY2D = SimpleNamespace
+
+    def __init__(self) -> None:
+        self.alive: set[int] = set()
+        self.memory: dict[int, Any] = {}
+        self._next = 100
+
+    def _new(self) -> tuple[Any, int]:
+        self._next += 1
+        self.alive.add(self._next)
+        return SUCCESS, self._next
+
+    def _check(self, handle: int) -> tuple[Any]:
+        return (SUCCESS if handle == 0 or handle in self.alive else GONE,)
+
+    def _end(self, handle: int) -> tuple[Any]:
+        outcome = self._check(handle)
+        self.alive.discard(handle)
+        return outcome
+
+    def cuStreamCreateWithPriority(self, flags: int, priority: int) -> tuple[Any, int]:
+        return self._new()
+
+    def cuEventCreate(self, flags: int) -> tuple[Any, int]:
+        return self._new()
+
+    def cuStreamDestroy(self, stream: int) -> tuple[Any]:
+        return self._end(stream)
+
+    def cuEventDestroy(self, event: int) -> tuple[Any]:
+        return self._end(event)
+
+    def cuStreamSynchronize(self, stream: int) -> tuple[Any]:
+        return self._check(stream)
+
+    def cuStreamQuery(self, stream: int) -> tuple[Any]:
+        return self._check(stream)
+
+    def cuEventQuery(self, event: int) -> tuple[Any]:
+        return self._check(event)
+
+    def cuEventSynchronize(self, event: int) -> tuple[Any]:
+        return self._check(event)
+
+    def cuEventRecord(self, event: int, stream: int) -> tuple[Any]:
+        return self._check(event)
+
+    def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple[Any]:
+        return self._check(event)
+
+    def cuMemHostAlloc(self, size: int, flags: int) -> tuple[Any, int]:
+        held = (ctypes.c_uint8 * max(1, size))()
+        self.memory[ctypes.addressof(held)] = held
+        return SUCCESS, ctypes.addressof(held)
+
+    def cuMemFreeHost(self, address: int) -> tuple[Any]:
+        del self.memory[address]
+        return (SUCCESS,)
+
+    def cuMemcpyHtoDAsync(self, to: int, source: int, size: int, stream: int) -> tuple[Any]:
+        ctypes.memmove(to, source, size)
+        return (SUCCESS,)
+
+    def cuMemcpyDtoHAsync(self, to: int, source: int, size: int, stream: int) -> tuple[Any]:
+        return self.cuMemcpyHtoDAsync(to, source, size, stream)
+
+    def cuMemcpy2DAsync(self, block: Any, stream: int) -> tuple[Any]:
+        source = block.srcHost if block.srcMemoryType == 1 else block.srcDevice
+        to = block.dstHost if block.dstMemoryType == 1 else block.dstDevice
+        for row in range(block.Height):
+            ctypes.memmove(to + row * block.dstPitch, source + row * block.srcPitch, block.WidthInBytes)
+        return (SUCCESS,)
+
+
+class HostArena(Arena):
+    """All regions in host memory."""
+
+    def __init__(self, regions: Iterable[Region]) -> None:
+        self.regions = {region.name: region for region in regions}
+        self._pools = {}
+        self._held = np.zeros(sum(region.reserved_bytes for region in self.regions.values()), np.uint8)
+        self._arrays, at = {}, self._held.ctypes.data
+        for region in self.regions.values():
+            self._arrays[region.name] = Array(at, region.kind, region.shape)
+            at += region.reserved_bytes
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class ToyKernels:
+    """Runs what decides a turn's course; the rest of a pass is nothing here."""
+
+    def __init__(self, config: ModelConfig, machine_arena: HostArena) -> None:
+        self.config, self.arena, self.runs = config, machine_arena, True
+
+    def launch(self, entry: str, stream: int = 0, **values: Any) -> None:
+        """Run the launch if the toy knows how."""
+        run = getattr(self, f"_{entry}", None)
+        if run is not None and self.runs:
+            run(**{name: view_host(value) if isinstance(value, Array) else value for name, value in values.items()})
+
+    def _gather_turns(self, wanted: Any, done: Any, turn: Any, live_turns: Any, batch: int, **rest: Any) -> None:
+        going = [slot for slot in wanted[:batch] if slot >= 0 and not done[slot]]
+        turn[: len(going)], live_turns[0] = going, len(going)
+
+    def _place_verify(self, turn: Any, length: Any, anchor: Any, live: Any, live_rows: Any, **rest: Any) -> None:
+        for place, slot in enumerate(turn[: live[0]]):
+            rest["row_slot"][place], rest["row_position"][place] = slot, length[slot]
+            rest["row_id"][place] = anchor[slot]
+        live_rows[0] = live[0]
+
+    def _stored(self, slot: int, length: int) -> NDArray[np.uint8]:
+        """What the turn's pages hold of its first positions."""
+        positions = np.arange(length)
+        table = view_host(self.arena["turns.table"])[slot]
+        rows: NDArray[np.uint8] = self._entries()[table[positions // 128] * 128 + positions % 128, 0]
+        return rows
+
+    def _entries(self) -> NDArray[np.uint8]:
+        """The entries of the first source with one a position."""
+        layer = next(one for one in self.config.kv_source_layers if self.config.ratio(one) == 1)
+        rows: NDArray[np.uint8] = view_host(self.arena[f"layers.{layer}.entries"])
+        return rows
+
+    def _place_rows(self, row_slot: Any, row_position: Any, row_id: Any, table: Any, live: Any, **rest: Any) -> None:
+        """The first entry byte of each position is its token, where the turn may write."""
+        entries = self._entries()
+        for slot, position, token in zip(*(rows[: live[0]] for rows in (row_slot, row_position, row_id)), strict=True):
+            page = table[slot, position // 128]
+            if page >= 0:
+                entries[page * 128 + position % 128, 0] = token % 251
+
+    def _keep_ids(
+        self, row_slot: Any, row_position: Any, row_id: Any, ids: Any, live: Any, ring: int, **rest: Any
+    ) -> None:
+        for slot, position, token in zip(*(rows[: live[0]] for rows in (row_slot, row_position, row_id)), strict=True):
+            ids[slot, position % ring] = token
+
+    def _advance_turns(
+        self, turn: Any, live: Any, fed: int, results: Any, sequence: Any, step: Any, **rest: Any
+    ) -> None:
+        number = int(step[0])
+        record, count = results[number % RESULT_STEPS], int(live[0])
+        record[0, 0] = count
+        for place, slot in enumerate(turn[:count]):
+            length = int(rest["length"][slot]) + fed
+            token = next_token(self._stored(int(slot), length), self.config.vocab_size)
+            ended = 1 if token == rest["eos_id"] else 0
+            rest["generated"][slot] += not ended
+            if not ended and rest["generated"][slot] >= rest["max_tokens"][slot]:
+                ended = 2
+            rest["length"][slot], rest["anchor"][slot], rest["done"][slot] = length, token, ended
+            record[place + 1, :RECORD_HEAD] = slot, int(ended != 1), ended, 0, 0, length
+            record[place + 1, RECORD_HEAD] = token
+        step[0] = number + 1
+        sequence[number % RESULT_STEPS] = number + 1
+
+
+def next_token(stored: NDArray[np.uint8], vocabulary: int) -> int:
+    """What the toy says behind positions of which these bytes are stored: each of them counts."""
+    weights = np.arange(1, len(stored) + 1) * 7919 % 10007
+    return int((stored.astype(np.int64) * weights).sum() * 31 + len(stored) * 17) % (vocabulary - 2) + 2
+
+
+def make_host_machine(monkeypatch: pytest.MonkeyPatch, config: ModelConfig, setup: Setup) -> Machine:
+    """A machine in host memory with a toy for a model."""
+    driver = HostDriver()
+    for module in (arena, graphs, pages, states, streams):
+        monkeypatch.setattr(module, "driver", driver, raising=False)
+    monkeypatch.setattr("dsuf.cuda.driver.api", driver)
+    memory = HostArena(plan_regions(config, setup, setup.pages))
+    view_host(memory["one"])[0] = 1
+    device: Any = SimpleNamespace(name="toy", use=lambda: None, driver=driver)
+    kernels: Any = ToyKernels(config, memory)
+    return Machine(device, kernels, memory, config, plan_sizes(config, setup, setup.pages), setup, 0)
+
+
+def read_tokens(machine: Machine, page: int) -> NDArray[np.uint8]:
+    """What the toy left of the tokens of a page's positions."""
+    layer = next(one for one in machine.config.kv_source_layers if machine.config.ratio(one) == 1)
+    rows: NDArray[np.uint8] = view_host(machine.caches.entries(layer))[page * 128 : (page + 1) * 128, 0]
+    return rows

@@ -14,7 +14,8 @@ thin.
   take, and the chunk of a prompt shrinks until its step fits. It never shrinks below a least chunk, so that prompts
   progress; and it grows by steps, so that no engine is taken by surprise.
 - Tenants share engine time alike: with k of them at work each keeps a k-th of the rate that it would have alone,
-  however many streams the others have. Where serving all at once costs nobody more than that, nobody yields.
+  however many streams the others have. Where serving all at once costs nobody more than that, nobody yields. Places
+  are shared alike too: where all are taken, a tenant with fewer takes one from a tenant with more.
 - Lower priority numbers go first: in the queue, in prefill, and for the places and pages of running turns, which are
   put back then and go on later from where they were. In a priority tenants take turns; of a tenant it is first come,
   first served. The first in line is not overtaken, so nothing starves behind smaller turns.

@@ -1,7 +1,8 @@
 """The way from the queue into the engine: pages first, then a place, then the cache that an earlier turn left behind.
 
 The first in line is never overtaken: what waits behind it waits too, however small, so that it cannot starve. It may
-take the place and the pages of running turns of worse priority, which go back to the head of their own.
+take the places and pages of running turns of worse priority, or of tenants that hold more places than its own; those
+go back to the head of their line.
 """
 
 import asyncio
@@ -124,14 +125,16 @@ class Admission:
         running = [
             Running(
                 turn=held.turn.id, priority=held.turn.priority, attached_s=held.attached_s,
-                own_pages=self._places.count_own_pages(held),
+                own_pages=self._places.count_own_pages(held), tenant=held.turn.tenant,
             )
             for held in self._places
         ]  # fmt: skip
         missing_pages = self._sessions.pages_for(turn) - self._sessions.pool.room
-        for name in choose_victims(
-            running, priority=turn.priority, missing_places=missing_places, missing_pages=missing_pages
-        ):
+        victims = choose_victims(
+            running, priority=turn.priority, tenant=turn.tenant, missing_places=missing_places,
+            missing_pages=missing_pages,
+        )  # fmt: skip
+        for name in victims:
             self._preempt(self._places[name], turn)
 
     def _preempt(self, held: Held, turn: Turn) -> None:

@@ -1,42 +1,57 @@
-"""Which running turns are put back so that one of better priority can run: a pure function."""
+"""Which running turns are put back so that another one can run: a pure function."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that the engine holds: its priority, when it was attached, and the pages that only it holds."""
+    """A turn that the engine holds: its priority and tenant, when it was attached, and the pages that only it holds."""
 
     turn: str
     priority: int
     attached_s: float
     own_pages: int
+    tenant: str = ""
 
 
 def choose_victims(
-    running: Sequence[Running], *, priority: int, missing_places: int, missing_pages: int
+    running: Sequence[Running], *, priority: int, tenant: str, missing_places: int, missing_pages: int
 ) -> tuple[str, ...]:
-    """The turns to put back for a waiting one of `priority`: the worst priority first, of it the latest to come.
+    """The turns to put back for a waiting one of `priority` and `tenant`: none without need, and none if all that may
+    be put back would not make enough room.
 
-    Only turns of a worse priority are put back, none without need, and none if all together would not make enough room.
+    Those of a worse priority may be, the worst first, of it the latest to come; then those of the same priority of
+    tenants that hold more places than `tenant` even after the exchange, of the tenant that holds most.
     """
-    worse = sorted(
-        (turn for turn in running if turn.priority > priority),
-        key=lambda turn: (turn.priority, turn.attached_s),
-        reverse=True,
-    )
     victims: list[Running] = []
 
     def enough(chosen: Sequence[Running]) -> bool:
         return len(chosen) >= missing_places and sum(turn.own_pages for turn in chosen) >= missing_pages
 
-    for turn in worse:
-        if not enough(victims):
-            victims.append(turn)
-    if not enough(victims):
-        return ()
+    left = list(running)
+    while not enough(victims):
+        victim = _choose_next(left, priority, tenant)
+        if victim is None:
+            return ()
+        left.remove(victim)
+        victims.append(victim)
     for turn in reversed(victims):  # one with many pages may make others, chosen before it, needless
         rest = [other for other in victims if other is not turn]
         victims = rest if rest and enough(rest) else victims
     return tuple(turn.turn for turn in victims)
+
+
+def _choose_next(running: Sequence[Running], priority: int, tenant: str) -> Running | None:
+    """The first of those that may be put back."""
+    worse = [turn for turn in running if turn.priority > priority]
+    if worse:
+        return max(worse, key=lambda turn: (turn.priority, turn.attached_s))
+    places = Counter(turn.tenant for turn in running)
+    rich = [
+        turn
+        for turn in running
+        if turn.priority == priority and turn.tenant != tenant and places[turn.tenant] - 1 > places[tenant]
+    ]
+    return max(rich, key=lambda turn: (places[turn.tenant], turn.attached_s), default=None)

@@ -169,6 +169,20 @@ async def test_put_back_again_and_again_a_turn_has_the_same_tokens(
     assert restored >= 40 * (preemptions - 2), "it goes on from where it was put back"
 
 
+async def test_a_tenant_that_fills_all_places_gives_one_to_another() -> None:
+    async with toying(max_turns=3, pages=120, queue_limit=20) as (scheduler, engine):
+        engine.step_s = lambda plan: 0.001
+        crowd = [make_turn(f"a{i}", ids(20, i), max_tokens=200, tenant="a") for i in range(6)]
+        readers = [asyncio.create_task(tokens(scheduler.submit(turn))) for turn in crowd]
+        await pass_steps(scheduler, 8)
+        for number in range(3):
+            small = make_turn(f"b{number}", ids(9, 20 + number), max_tokens=5, tenant="b")
+            assert await tokens(scheduler.submit(small)) == engine.cold_tokens(small)
+            assert not any(reader.done() for reader in readers)
+        assert await asyncio.gather(*readers) == [engine.cold_tokens(turn) for turn in crowd]
+        assert count(scheduler, "dsuf_preemptions") == 3
+
+
 async def test_preemption_frees_pages_too() -> None:
     async with toying(max_turns=4, pages=16) as (scheduler, engine):
         engine.step_s = lambda plan: 0.001

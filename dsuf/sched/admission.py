@@ -1,8 +1,8 @@
 """The way from the queue into the engine: pages first, then a place, then the cache that an earlier turn left behind.
 
-The first in line is never overtaken: what waits behind it waits too, however small, so that it cannot starve. It may
-take the places and pages of running turns of worse priority, or of tenants that hold more places than its own; those
-go back to the head of their line.
+What waits behind the first in line waits too, however small it is, so that the first cannot starve; only a better
+priority, or a tenant that holds fewer places, goes before it. The first may take the places and pages of running turns
+of worse priority, or of tenants that hold more places than its own; those go back to the head of their line.
 """
 
 import asyncio
@@ -42,8 +42,12 @@ class Admission:
 
     def poke_arrival(self) -> None:
         """The queue changed; if the first in line is still the one that did not fit, that is nothing new."""
-        if self._queue.first() is not self._stuck:
+        if self._first() is not self._stuck:
             self._news.set()
+
+    def _first(self) -> Turn | None:
+        """The turn that is first in line."""
+        return self._queue.first(self._places.by_tenant())
 
     async def run(self) -> None:
         """Let turns in until cancelled; those whose cache is being filled then are left to whoever closes kv."""
@@ -66,7 +70,7 @@ class Admission:
 
     async def _admit_first(self) -> bool:
         """Let the first in line in if that is possible; whether to look at the next one at once."""
-        turn = self._queue.first()
+        turn = self._first()
         if turn is None or self.paused or turn is self._stuck:
             return False
         if self._places.free <= 0:

@@ -6,6 +6,7 @@ the steps that still name it are done, it is detached and its pages are released
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from dsuf.errors import EngineFailed, RequestError
@@ -49,6 +50,10 @@ class Places:
     def free(self) -> int:
         """How many more turns the engine can hold."""
         return self._engine.facts.max_turns - len(self._held)
+
+    def by_tenant(self) -> Counter[str]:
+        """How many places each tenant holds that is not about to leave."""
+        return Counter(held.turn.tenant for held in self if held.leaving is None)
 
     @property
     def leaving(self) -> bool:

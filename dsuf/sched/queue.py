@@ -2,15 +2,18 @@
 
 import math
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from dsuf.types import Turn
 
 _Tenants = OrderedDict[str, OrderedDict[str, Turn]]
+_NO_PLACES: Mapping[str, int] = {}
 _NOBODY: _Tenants = OrderedDict()
 
 
 class TurnQueue:
-    """Better priorities (lower numbers) first; in a priority tenants take turns; of a tenant first come, first served.
+    """Better priorities (lower numbers) first; in a priority the tenant that holds fewest places, and those that hold
+    alike take turns; of a tenant first come, first served.
 
     Any turn can leave at any moment.
     """
@@ -32,12 +35,14 @@ class TurnQueue:
             tenants.move_to_end(turn.tenant, last=False)
         self._length += 1
 
-    def first(self) -> Turn | None:
-        """The turn that is next, still in the queue; None if nothing waits."""
+    def first(self, places: Mapping[str, int] = _NO_PLACES) -> Turn | None:
+        """The turn that is next, still in the queue: in the best priority, of the tenant that holds fewest `places`;
+        None if nothing waits."""
         if not self._classes:
             return None
-        turns = next(iter(self._classes[min(self._classes)].values()))
-        return next(iter(turns.values()))
+        tenants = self._classes[min(self._classes)]
+        tenant = min(tenants, key=lambda name: places.get(name, 0))
+        return next(iter(tenants[tenant].values()))
 
     def holds(self, turn: Turn) -> bool:
         """Whether this very `turn` waits."""

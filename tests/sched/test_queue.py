@@ -34,6 +34,19 @@ def test_tenants_take_turns() -> None:
     assert [take(queue).id for _ in range(5)] == ["a0", "b0", "a1", "a2", "a3"]
 
 
+def test_the_tenant_with_fewest_places_goes_first_whoever_was_put_back() -> None:
+    queue = TurnQueue()
+    for name in ("a0", "a1", "b0", "c0"):
+        queue.put(make_turn(name, tenant=name[0]))
+    queue.put(make_turn("back", tenant="a"), first=True)
+    places = {"a": 3, "b": 1, "c": 1}
+    order = []
+    while (turn := queue.first(places)) is not None:
+        queue.take(turn)
+        order.append(turn.id)
+    assert order == ["b0", "c0", "back", "a0", "a1"]
+
+
 def test_better_priorities_go_first_and_who_was_put_back_goes_before_its_own() -> None:
     queue = TurnQueue()
     for name, tenant, priority in (("a", "x", 0), ("b", "x", 5), ("c", "y", -3), ("d", "y", 0), ("e", "z", -3)):

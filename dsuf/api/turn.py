@@ -39,7 +39,8 @@ async def answer(request: web.Request, parts: Parts, dialect: Dialect) -> web.St
     exchange.model = rendered.model
     priority = settle_priority(terms.priority, reading.priority, trusted=not parts.settings.keys)
     turn = _make_turn(request, rendered, reading, Terms(priority=priority, timeout_s=terms.timeout_s))
-    reader = rendered.open_reader(dialect.reply_prefix + exchange.request_id, parts.vocabulary)
+    reply_id = dialect.reply_prefix + exchange.request_id
+    reader = rendered.open_reader(reply_id, parts.vocabulary, folds=not rendered.stream)
     ticket = parts.submit.submit(turn)
     exchange.stage, exchange.turn = "queued", turn.id
     try:

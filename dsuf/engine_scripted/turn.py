@@ -34,11 +34,11 @@ class ScriptedTurn:
         self.ended = False
         self.plain = False
         self.rule = Rule()
-        self.reply: Sequence[int] = ()
+        self.reply: tuple[int, ...] = ()
 
     def begin(self, rule: Rule, reply: Sequence[int]) -> None:
         """Answer by `rule` with `reply`."""
-        self.rule, self.reply = rule, reply
+        self.rule, self.reply = rule, tuple(reply)
         self.plain = rule.fail_at_step is None and rule.hang_at_step is None
 
     @property
@@ -74,7 +74,7 @@ class ScriptedTurn:
         return self._send(self.rule.tokens_per_step)
 
     def _send(self, tokens: int) -> StepResult:
-        ids = tuple(self.reply[self.sent : min(self.sent + tokens, self.turn.sampling.max_tokens)])
+        ids = self.reply[self.sent : min(self.sent + tokens, self.turn.sampling.max_tokens)]
         self.sent += len(ids)
         finish = self._finish(len(ids) < tokens)
         self.ended = finish is not None

@@ -34,7 +34,8 @@ class Reader:
 
     Single use. With stop strings the ids are fed one by one, so that text and usage end at the token that completes
     one, wherever in a step it lies; `finished` then says that nothing more may be fed, and generation should be
-    cancelled. The end-of-sentence token must not be fed; `completion_tokens` counts what was.
+    cancelled. The end-of-sentence token must not be fed; `completion_tokens` counts what was. Only one that `folds` can
+    give the whole reply in the end: for a stream that would be work, and memory, for nothing.
     """
 
     def __init__(
@@ -44,12 +45,15 @@ class Reader:
         reply_id: str,
         model: str,
         vocabulary: Vocabulary,
+        *,
+        folds: bool = True,
     ) -> None:
         options = request.parsing_options
         kind = ChatCompletionRequest if protocol == "chat" else MessagesRequest
         self._responses = ChatCompletionResponse if protocol == "chat" else MessagesResponse
         self._processor = StreamProcessor(kind.chunk_generator(request, reply_id, model), options, vocabulary.tokenizer)
         self._identity = (reply_id, model, int(time.time()))
+        self._folds = folds
         self._whole: Any = None
         self._usage = Usage()
         self._tail = Tail(vocabulary)
@@ -80,7 +84,7 @@ class Reader:
         """Start the reply; `usage` says what the prompt cost (`completion_tokens` is not looked at)."""
         self._usage = usage
         counts = (usage.prompt_tokens, usage.cached_tokens)
-        self._whole = self._responses(*self._identity, *counts)
+        self._whole = self._responses(*self._identity, *counts) if self._folds else None
         prompt_usage = PromptUsage(prompt_tokens=counts[0], prompt_cache_hit_tokens=counts[1])
         return self._take(self._processor.push(InferenceChunk.ready(prompt_usage=prompt_usage)))
 
@@ -131,7 +135,7 @@ class Reader:
         return self._take(self._processor.push(chunk))
 
     def _take(self, chunks: list[Any]) -> list[Event]:
-        """Chunks as events; each also goes into the fold."""
+        """Chunks as events; each also goes into the fold, if there is one."""
         events = []
         for chunk in chunks:
             data = chunk.to_json()
@@ -141,7 +145,8 @@ class Reader:
             self._answered = self._answered or '"tool_calls":' in data or _BEGINS_ANSWER.search(data) is not None
             data = self._extend(data) if '"usage":{' in data else data
             events.append(Event(self._responses.sse_event_name(chunk), data))
-            self._whole.accumulate(chunk)  # consumes the chunk, so it comes last
+            if self._whole is not None:
+                self._whole.accumulate(chunk)  # consumes the chunk, so it comes last
         return events
 
     def _extend(self, data: str) -> str:

@@ -59,9 +59,9 @@ class Rendered:
         self.constraint = _constraint(request)
         self._request = request
 
-    def open_reader(self, reply_id: str, vocabulary: Vocabulary) -> Reader:
-        """The reader of this request's one reply, which will carry `reply_id`."""
-        return Reader(self.protocol, self._request, reply_id, self.model, vocabulary)
+    def open_reader(self, reply_id: str, vocabulary: Vocabulary, *, folds: bool = True) -> Reader:
+        """The reader of this request's one reply, which will carry `reply_id`; see there for `folds`."""
+        return Reader(self.protocol, self._request, reply_id, self.model, vocabulary, folds=folds)
 
 
 def render(protocol: Protocol, body: bytes, vocabulary: Vocabulary, limits: Limits, *, salt: str = "") -> Rendered:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-TURNS = 400_000
+TURNS = 100_000
 """A run that takes so many turns of the loop goes round in circles."""
 
 

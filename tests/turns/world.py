@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
+from unittest.mock import patch
 
 import msgspec
 
@@ -20,6 +21,7 @@ from dsuf.kv.handoff import Offer, Piece
 from dsuf.kv.sessions import Sessions
 from dsuf.kv.taker import Taker
 from dsuf.observe.metrics import Metrics
+from dsuf.sched import admission
 from dsuf.sched.scheduler import Limits, Scheduler
 from dsuf.sched.ticket import TurnTicket
 from dsuf.types import StepPlan, StepResult, Turn, Usage
@@ -374,7 +376,8 @@ def play(schedule: Schedule, make_world: Callable[[Schedule], World] = World) ->
     async def main() -> Counter[str]:
         return await make_world(schedule).play()
 
-    ends = run_virtually(main, lambda: rng.random() * unsteady_s)
+    with patch.object(admission, "_LOOK_AGAIN_S", 1e6):  # whoever waits is told when there is room
+        ends = run_virtually(main, lambda: rng.random() * unsteady_s)
     assert isinstance(ends, Counter)
     return ends
 

@@ -12,7 +12,7 @@ from tests.turns.shrink import shrink
 from tests.turns.test_schedules import quiet  # noqa: F401 - a fixture
 from tests.turns.world import find_fault
 
-SHORT = 6
+SHORT = 5
 FULL = 200
 BLOCK = 10
 

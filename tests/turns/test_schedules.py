@@ -24,9 +24,9 @@ from tests.turns.schedule import draw
 from tests.turns.shrink import shrink
 from tests.turns.world import find_fault
 
-SHORT = 300
+SHORT = 250
 FULL = 10_000
-BLOCK = 500
+BLOCK = 250
 EXPECTED = (
     "whole", "left", "again", "device", "host", "flip", "ruin", "DeadlineExceeded", "EngineFailed", "Unavailable",
     "QueueFull", "ContextTooLong", "raises step", "slow step", "raises resume", "slow resume", "raises read_state",

@@ -11,136 +11,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 from unittest.mock import patch
 
-import msgspec
-
 from dsuf.errors import ContextTooLong, DeadlineExceeded, EngineFailed, QueueFull, RequestError, Unavailable
-from dsuf.kv.arena import Arena
-from dsuf.kv.blocks import Blocks
-from dsuf.kv.giver import LocalGiver
-from dsuf.kv.handoff import Offer, Piece
-from dsuf.kv.sessions import Sessions
-from dsuf.kv.taker import Taker
-from dsuf.observe.metrics import Metrics
+from dsuf.kv.handoff import Giver
 from dsuf.sched import admission
-from dsuf.sched.scheduler import Limits, Scheduler
+from dsuf.sched.scheduler import Limits
 from dsuf.sched.ticket import TurnTicket
-from dsuf.types import StepPlan, StepResult, Turn, Usage
-from tests.kv.rig import check_books
-from tests.toy import ToyEngine, make_turn
+from dsuf.types import StepResult, Turn, Usage
+from tests.toy import make_turn
 from tests.turns.clock import run_virtually
+from tests.turns.half import METRICS, Half, WatchedEngine
 from tests.turns.schedule import Client, Fault, Meddling, Schedule, Visit
 
-CACHE_DEADLINE_S = 0.1
 STEP_DEADLINE_S = 1.0
-LEASE_S = 0.5
-Role = Literal["both", "prefill", "decode"]
 STEM_TOKENS = 60
-_METRICS = Metrics("test")  # a new one would take longer than the run
-
-
-class WatchedEngine(ToyEngine):
-    """Remembers what it was asked to compute of each prompt, and how often each turn was attached. Where its next step
-    `fails`, it does so half-way."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        setting = schedule.setting
-        super().__init__(
-            pages=setting.pages, page_tokens=setting.page_tokens, max_turns=setting.max_turns, spare=setting.spare,
-            replay_tokens=setting.replay_tokens, max_drafts=max(setting.drafts, 1), stop_every=setting.stop_every,
-        )  # fmt: skip
-        self.fails = False
-        self.computed: Counter[str] = Counter()
-        self.attached: Counter[str] = Counter()
-
-    def attach(self, turn: Turn, pages: Sequence[int]) -> None:
-        super().attach(turn, pages)
-        self.attached[turn.id] += 1
-
-    def compute(self, plan: StepPlan) -> list[StepResult]:
-        if self.fails:
-            self.fails = False
-            self._spoil(plan)
-            raise OSError("a fault")
-        for part in plan.prefill:
-            self.computed[part.turn] += part.stop - part.start
-        return super().compute(plan)
-
-    def _spoil(self, plan: StepPlan) -> None:
-        """Leave rubbish where `plan` would have left rows, and count it as computed."""
-        rubbish = {part.turn: part.stop - part.start for part in plan.prefill}
-        rubbish |= {name: 1 for name in plan.decode if self._turns[name].finish is None}
-        for name, count in rubbish.items():
-            held = self._turns[name]
-            for _ in range(count):
-                if len(held.fed) >= held.kept:
-                    self._write(held, len(held.fed), b"rubbish.")
-                held.fed.append(len(held.fed) + 1)
-
-
-class Half:
-    """A node: engine, sessions, scheduler. The one that prefills is asked through `giver`."""
-
-    def __init__(self, world: "World", role: Role, far: "Half | None" = None) -> None:
-        self.engine: Any = world.make_engine()
-        size = self.engine.layout.page_bytes
-        self.arena = Arena(Blocks(size, memoryview(bytearray(size * world.count_blocks(self.engine)))))
-        self.sessions = Sessions(self.engine, self.arena, _METRICS, deadline_s=CACHE_DEADLINE_S)
-        self.taker = None
-        if far is not None:
-            self.taker = Taker(self.sessions, far.giver, _METRICS, deadline_s=CACHE_DEADLINE_S)
-        limits = msgspec.structs.replace(world.limits, role=role)
-        self.scheduler = Scheduler(self.engine, limits, _METRICS, self.sessions, self.taker)
-        self.giver = UnsteadyGiver(self.sessions, self.scheduler.prepare, lease_s=LEASE_S)
-        self.giver.before = world.before
-        prefix = "far " if role == "prefill" else ""
-        self.engine.before = lambda call: world.before(prefix + call, self.engine)
-
-    def look(self) -> None:
-        """Nothing is wrong at this moment."""
-        check_books(self.sessions)
-        assert not self.engine.violations, self.engine.violations
-        held = {stay.turn.id for stay in self.scheduler._places}
-        here = {name for name in self.engine._turns if not name.startswith("audit-")}
-        assert held == here, "what is attached is what has a place"
-
-    @property
-    def in_use(self) -> dict[str, int]:
-        """What is zero when idle."""
-        counters = self.sessions.counters()
-        asked = {"orders": len(self.giver._orders), "lent": len(self.giver._lent)}
-        leaving = {"leaving": len(self.taker._leaving) if self.taker else 0}
-        return {**self.scheduler.counters(), **{name: counters[name] for name in IN_USE}, **asked, **leaving}
-
-    async def close(self) -> None:
-        """Everything comes back."""
-        await self.sessions.close()
-        assert set(self.sessions.counters().values()) == {0}
-        assert list(self.arena.tree.nodes()) == []
-        assert self.sessions.pool.room == self.engine.layout.pages
-        assert self.arena.blocks.free == self.arena.blocks.count
-        await self.engine.close()
-
-
-class UnsteadyGiver(LocalGiver):
-    """Asks `before` about each call."""
-
-    before: Callable[[str], float]
-
-    async def offer(self, turn: Turn, pages: int) -> Offer | None:
-        await asyncio.sleep(self.before("offer"))
-        return await super().offer(turn, pages)
-
-    async def read(self, offer: Offer, pieces: Sequence[Piece], into: Sequence[memoryview]) -> None:
-        await asyncio.sleep(self.before("read"))
-        await super().read(offer, pieces, into)
-
-    async def release(self, offer: Offer) -> bool:
-        await asyncio.sleep(self.before("release"))
-        return await super().release(offer)
-
-    async def leave(self, turn: Turn) -> None:
-        await asyncio.sleep(self.before("leave"))
-        await super().leave(turn)
 
 
 class World:
@@ -150,21 +33,25 @@ class World:
         setting = schedule.setting
         self.schedule, self.rng = schedule, random.Random(schedule.seed)
         self.ends: Counter[str] = Counter()
-        self.limits = Limits(
-            queue_limit=setting.queue_limit, chunk_tokens=setting.chunk_tokens, drafts=setting.drafts, gap_s=0.02,
-            step_deadline_s=STEP_DEADLINE_S, probe_s=0.3, failing_steps=2, audit_share=float(setting.audits),
-        )  # fmt: skip
-        self.far = Half(self, "prefill") if setting.hands_over else None
-        self.near = Half(self, "decode" if setting.hands_over else "both", self.far)
+        self.far = self._make_half("prefill") if setting.hands_over else None
+        self.near = self._make_half("decode" if self.far else "both", self.far.giver if self.far else None)
         self.engine, self.sessions, self.scheduler = self.near.engine, self.near.sessions, self.near.scheduler
         self._calls: Counter[str] = Counter()
         self._faults: dict[tuple[str, int], Fault] = {(fault.call, fault.nth): fault for fault in schedule.faults}
 
+    def _make_half(self, role: Literal["both", "prefill", "decode"], giver: Giver | None = None) -> Half:
+        """A node."""
+        setting, engine = self.schedule.setting, self.make_engine()
+        limits = Limits(
+            queue_limit=setting.queue_limit, chunk_tokens=setting.chunk_tokens, drafts=setting.drafts, gap_s=0.02,
+            step_deadline_s=STEP_DEADLINE_S, probe_s=0.3, failing_steps=2, audit_share=float(setting.audits),
+            role=role,
+        )  # fmt: skip
+        return Half(engine, self.count_blocks(engine), limits, self.before, giver)
+
     def make_engine(self) -> Any:
-        """The engine of the schedule."""
-        engine = WatchedEngine(self.schedule)
-        engine.step_s = _step_s
-        return engine
+        """An engine as the schedule wants it."""
+        return WatchedEngine(self.schedule.setting)
 
     def count_blocks(self, engine: Any) -> int:
         """Blocks of the arena beside `engine`."""
@@ -197,7 +84,7 @@ class World:
         await asyncio.gather(*loops, return_exceptions=True)
         for half in self.halves:
             await (half.engine.close() if self._stopped_while_stuck else half.close())
-        assert _METRICS._audits.labels("different")._value.get() == 0, "drafts changed an answer"
+        assert METRICS._audits.labels("different")._value.get() == 0, "drafts changed an answer"
         return self.ends
 
     @property
@@ -358,14 +245,6 @@ class World:
             half.look()
             assert set(half.engine.counters().values()) == {0}
         self.check_gone()
-
-
-IN_USE = ("turns", "copies", "pages_held", "leases", "filling", "dying")
-
-
-def _step_s(plan: StepPlan) -> float:
-    """What a step takes."""
-    return 0.001 + 0.0005 * len(plan.decode) + 0.0001 * sum(part.stop - part.start for part in plan.prefill)
 
 
 def play(schedule: Schedule, make_world: Callable[[Schedule], World] = World) -> Counter[str]:

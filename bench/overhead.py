@@ -31,6 +31,7 @@ from bench.paced import NAME_HEADER
 from bench.report import publish
 
 SETTLE_S = 0.5
+STOP_S = 20.0
 SLACK_S = 3.0
 """Streams go on for so long behind the window, since they do not begin at the same time."""
 
@@ -71,7 +72,9 @@ class Child:
         assert process.stdin is not None and process.stdout is not None
         self._pid = process.pid
         self._input, self._output = process.stdin, process.stdout
-        self.host, port = self._output.readline().strip().removeprefix("http://").split(":")
+        if not (line := self._output.readline()):
+            raise RuntimeError("the server did not start")
+        self.host, port = line.strip().removeprefix("http://").split(":")
         self.port = int(port)
 
     def cpu_s(self) -> float:
@@ -97,7 +100,10 @@ def start(what: str, case: Case, lasting_s: float) -> Iterator[Child]:
         try:
             yield Child(process)
         finally:
-            process.communicate(timeout=20)
+            try:
+                process.communicate(timeout=STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 class Listener(asyncio.Protocol):

@@ -147,6 +147,7 @@ def parse() -> tuple[argparse.Namespace, Load]:
     parser.add_argument("--sessions", type=int, default=24, help="sessions in all")
     parser.add_argument("--think-s", type=float, default=1.0, help="mean time between two turns of a session")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--discard", action="store_true", help="print, and keep no result")
     for field in msgspec.structs.fields(Shape):
         flag = "--" + field.name.replace("_", "-")
         parser.add_argument(flag, type=type(field.default), default=field.default)
@@ -162,7 +163,11 @@ def main() -> int:
     args, load = parse()
     with find_target(args.url, args.key, args.server) as target:
         records = asyncio.run(generate(load, target))
-    publish("serve", tabulate(load, records))
+    rows = tabulate(load, records)
+    if args.discard:
+        print(*rows, sep="\n")
+    else:
+        publish("serve", rows)
     return 0 if all(record.error is None or record.error == "status 429" for record in records) else 1
 
 

@@ -31,9 +31,9 @@ def record_end(ticket: TurnTicket, reason: str, metrics: Metrics) -> None:
 def continue_turn(ticket: TurnTicket) -> Turn:
     """The turn that goes on where `ticket` stands: what it generated is the end of its prompt.
 
-    A draw depends on seed and position alone, so its tokens are those that it would have had without a break. (A seeded
-    turn with drafts keeps its distribution only, since rounds begin elsewhere; and where prompts are replayed this holds
-    as long as the state in which it was put back is still kept.)
+    A draw depends on seed and position alone, so its tokens are those that it would have had without a break. Of a
+    seeded turn with drafts only the distribution is the same, since rounds begin elsewhere. Where prompts are replayed
+    it all holds as long as the state in which the turn was put back is still kept.
     """
     turn = ticket.turn
     prompt = msgspec.structs.replace(turn.prompt, ids=(*turn.prompt.ids, *ticket.ids))

@@ -62,7 +62,10 @@ def read_sources(usage: Mapping[str, object]) -> dict[str, int]:
 
 
 def summarise(what: str, records: Sequence[Record]) -> dict[str, object]:
-    """One line of the table: percentiles over whole replies, rates over the time from first start to last end."""
+    """One line of the table: percentiles over whole replies, rates over the time from first start to last end.
+
+    A figure of which there is none is None.
+    """
     whole = [record for record in records if record.error is None]
     firsts_ms = [record.first_token_s * 1e3 for record in whole if record.first_token_s is not None]
     gaps_ms = [gap * 1e3 for record in whole for gap in record.gaps_s]
@@ -77,7 +80,9 @@ def summarise(what: str, records: Sequence[Record]) -> dict[str, object]:
         "prompt_tokens": sum(record.prompt_tokens for record in whole),
         "completion_tokens": sum(record.completion_tokens for record in whole),
     }
-    return row | share_sources(whole) | {"errors": count_errors(records)}
+    row |= share_sources(whole)
+    found = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+    return found | {"errors": count_errors(records)}
 
 
 def share_sources(records: Sequence[Record]) -> dict[str, float]:

@@ -119,7 +119,8 @@ def test_summary() -> None:
 def test_nothing_is_no_figure() -> None:
     row = summarise("all", [])
     assert row["requests"] == 0 and row["tokens_per_s"] == 0
-    assert math.isnan(row["gap_ms_p99"])  # type: ignore[arg-type]
+    assert row["gap_ms_p99"] is None and row["host_share"] is None
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
     assert count_errors([]) == {}
     one = Record(turn=0, started_s=0.0, ended_s=1.0, arrivals_s=(1.0,), completion_tokens=1)
     assert one.tokens_per_s is None and one.gaps_s == []

@@ -7,7 +7,7 @@ physical entry rows, which the layers that reuse it read as it is.
 from dsuf.checkpoint.config import ModelConfig
 from dsuf.cuda.arena import Arena, Array
 from dsuf.cuda.caches import Caches
-from dsuf.cuda.launches import BRANCH, Pass, pick_bf16
+from dsuf.cuda.launches import BRANCH, Pass
 
 
 class Projections:
@@ -166,13 +166,13 @@ class Attention:
         work, c, name = todo.work, self.config, f"{self.prefix}.compressor"
         single = self.ratio == 1
         todo.launch(
-            pick_bf16(c.head_dim), x=work["input"], weight=self.arena[f"{name}.wkv.weight"],
+            "project_bf16_dim", x=work["input"], weight=self.arena[f"{name}.wkv.weight"],
             out=None if single else work["kv"], rounded=work["pooled"] if single else None, n=c.head_dim,
         )  # fmt: skip
         if single:
             return
         todo.launch(
-            pick_bf16(c.head_dim), x=work["input"], weight=self.arena[f"{name}.wgate.weight"], out=work["gate"],
+            "project_bf16_dim", x=work["input"], weight=self.arena[f"{name}.wgate.weight"], out=work["gate"],
             rounded=None, n=c.head_dim,
         )  # fmt: skip
         todo.launch(
@@ -194,7 +194,7 @@ class Attention:
             place=None, codes_stride=width // 2, scales_stride=width // 32, width=width,
         )  # fmt: skip
         todo.launch(
-            pick_bf16(c.index_n_heads), x=work["input"], weight=self.arena[f"{name}.weights_proj.weight"], out=None,
+            "project_bf16_dim", x=work["input"], weight=self.arena[f"{name}.weights_proj.weight"], out=None,
             rounded=work["index_weights"], n=c.index_n_heads,
         )  # fmt: skip
         todo.launch("scale_heads", weights=work["index_weights"])

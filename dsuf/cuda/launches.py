@@ -18,10 +18,6 @@ MIXES, BRANCH = 0, 1
 """Side streams: a site's mixes, which its expansion waits for; a part of the branch beside the rest of it."""
 
 
-FEW_OUTPUTS = 1000
-"""Outputs of a BF16 linear up to which its blocks leave multiprocessors idle."""
-
-
 class Observer(Protocol):
     """Looks at what a pass computes, and may force its discrete choices; a pass with one is never captured."""
 
@@ -91,8 +87,3 @@ class Pass:
             forced = self.observer.force(name)
             if forced is not None:
                 write_array(array, forced, self.stream)
-
-
-def pick_bf16(outputs: int) -> str:
-    """The BF16 linear of width dim for so many outputs: few of them are divided over more threads each."""
-    return "project_bf16_few" if outputs <= FEW_OUTPUTS else "project_bf16_dim"

@@ -2,7 +2,7 @@
 
 from dsuf.checkpoint.config import ModelConfig
 from dsuf.cuda.arena import Arena, Array
-from dsuf.cuda.launches import BRANCH, Pass, pick_bf16
+from dsuf.cuda.launches import BRANCH, Pass
 
 _FORMS = (("", "weight"), ("_scale", "scale"))
 
@@ -28,7 +28,7 @@ class Moe:
     def _route(self, todo: Pass) -> None:
         work, gate = todo.work, f"{self.prefix}.gate"
         todo.launch(
-            pick_bf16(self.experts), x=work["input"], weight=self.arena[f"{gate}.weight"], out=work["router"],
+            "project_bf16_dim", x=work["input"], weight=self.arena[f"{gate}.weight"], out=work["router"],
             rounded=None, n=self.experts,
         )  # fmt: skip
         chosen = {"chosen": work["chosen"], "weights": work["chosen_weights"]}

@@ -4,7 +4,7 @@ One thread launches, in the order of the calls; the loop polls pinned memory for
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -21,7 +21,7 @@ from dsuf.cuda.pages import PageCopier
 from dsuf.cuda.prefill import PrefillMode
 from dsuf.cuda.results import ENDED_BY_EOS
 from dsuf.cuda.states import SLACK_TOKENS, ImagePool
-from dsuf.cuda.streams import Event, Stream, wait_until
+from dsuf.cuda.streams import Event, wait_until
 from dsuf.errors import CheckpointError, ContextTooLong, DeviceError, EngineFailed, QueueFull
 from dsuf.types import CacheLayout, EngineFacts, Finish, SessionState, StepPlan, StepResult, Turn
 
@@ -59,7 +59,7 @@ class CudaEngine:
         self._images = ImagePool(self._launcher.shape)
         self._seats: dict[str, Seat] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._usual_s: dict[Stream, float] = {}
+        self._usual_s: dict[Hashable, float] = {}
         self._worker = ThreadPoolExecutor(1, "cuda-engine", machine.device.use)
         self._copies = ThreadPoolExecutor(1, "cuda-copies", machine.device.use)
         machine.device.use()
@@ -261,10 +261,9 @@ class CudaEngine:
             raise EngineFailed(f"The plan names turn {turn}, which is not attached.") from None
 
     async def _collect(self, part: Launched) -> list[StepResult]:
-        stream = part.stream
-        usual_s = self._usual_s.get(stream, 0.0)
-        took_s = await wait_until(part.ready, usual_s, STEP_DEADLINE_S, stream.check)
-        self._usual_s[stream] = usual_s + USUAL_SHARE * (took_s - usual_s)
+        usual_s = self._usual_s.get(part.kind, 0.0)
+        took_s = await wait_until(part.ready, usual_s, STEP_DEADLINE_S, part.stream.check)
+        self._usual_s[part.kind] = usual_s + USUAL_SHARE * (took_s - usual_s)
         return [self._report(outcome) for outcome in part.take()]
 
     def _report(self, outcome: Outcome) -> StepResult:

@@ -4,7 +4,7 @@ All of it runs on one thread, in the order of the calls, and never waits for the
 stream each; a turn's work moves from one to the other behind an event.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,9 +62,13 @@ class Outcome(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A piece of a step that is under way on `stream`: whether it is done, and then what it did."""
+    """A piece of a step that is under way on `stream`: whether it is done, and then what it did.
+
+    Pieces of one `kind` take about the same time.
+    """
 
     stream: Stream
+    kind: Hashable
     ready: Callable[[], bool]
     take: Callable[[], list[Outcome]]
 
@@ -170,7 +174,7 @@ class Launcher:
         step, by_slot = decoder.results.launch(), {seat.slot: seat for seat in seats}
         for seat in seats:
             seat.pending += 1
-        return Launched(stream, lambda: decoder.results.ready(step), lambda: self._take_decoded(step, by_slot))
+        return Launched(stream, shape, lambda: decoder.results.ready(step), lambda: self._take_decoded(step, by_slot))
 
     def prefill(self, seat: Seat, part: PrefillRange) -> Launched:
         """Launch the passes over `part` of a prompt, and its first token if the prompt ends there."""
@@ -183,14 +187,15 @@ class Launcher:
         for each in parts:
             self._launch_part(seat, each)
         seat.fed = part.stop
+        kind = tuple((each.kind, self._pick_rows(each.stop - each.start)) for each in parts)
         if last:
             row = parts[-1].stop - parts[-1].start - 1
             step = prefiller.choose_first(seat.slot, row, part.stop, stream.handle)
             self._mark(seat, stream)
-            return Launched(stream, lambda: prefiller.results.ready(step), lambda: self._take_first(step, seat))
+            return Launched(stream, kind, lambda: prefiller.results.ready(step), lambda: self._take_first(step, seat))
         self._mark(seat, stream)
         event = record_event(stream)
-        return Launched(stream, lambda: event.done, lambda: self._take_part(event, Outcome(seat, part.stop)))
+        return Launched(stream, kind, lambda: event.done, lambda: self._take_part(event, Outcome(seat, part.stop)))
 
     def check(self, seat: Seat, part: PrefillRange) -> None:
         """Raise `EngineFailed` if `part` does not go on where the turn's prompt is."""

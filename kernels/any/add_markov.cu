@@ -4,10 +4,11 @@
 //   rate_drafts   confidence[b, i] = weight . (bf16 collapse of the last stage's streams, embed[token before])
 //
 // Shapes: AddMarkov, RateDrafts; rank and dim multiples of 32. The bias is a float32 product on the tensor cores, added
-// once. Grid: add_markov (ceil(vocabulary / 128), ceil(batch / 8)), 8 warps, sixteen tokens each; rate_drafts a block of
-// 256 a row, float64 sums. Padding: not touched; confidence zero.
+// once. Grid: add_markov (ceil(vocabulary / 128), ceil(batch / 8)), 8 warps, sixteen tokens each; rate_drafts a block
+// of 256 a row, float64 sums. Padding: not touched; confidence zero.
 // Bound: the head's bytes, 2 * rank a token of the vocabulary (66 MB), and 8 a logit.
 #include "contract.h"
+#include "launch.cuh"
 #include "mma.cuh"
 #include "numeric.cuh"
 #include "reduce.cuh"
@@ -26,6 +27,7 @@ __device__ __forceinline__ int token_before(const int32_t* anchors, const int32_
 
 extern "C" __global__ void __launch_bounds__(256) add_markov(const dsuf::AddMarkov p) {
   using namespace dsuf;
+  await_inputs();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, live = min(*p.live, p.batch);
   const int first = blockIdx.x * 128 + warp * 16, turn0 = blockIdx.y * 8, turn = turn0 + lane / 4, part = lane % 4 * 8;
   if (turn0 >= live || first >= p.vocabulary) return;
@@ -53,6 +55,7 @@ extern "C" __global__ void __launch_bounds__(256) add_markov(const dsuf::AddMark
 
 extern "C" __global__ void __launch_bounds__(256) rate_drafts(const dsuf::RateDrafts p) {
   using namespace dsuf;
+  await_inputs();
   constexpr int kStreams = DSUF_STREAMS, kDim = DSUF_DIM;
   const int b = blockIdx.x / kBlock, place = blockIdx.x % kBlock;
   const int64_t row = blockIdx.x;

@@ -3,11 +3,12 @@
 //   ids = kept drafts, then the next token; handed out: those before the first end-of-sentence token and within
 //   max_tokens; a turn ends by either. The cache then ends before the next anchor, or after what was handed out.
 //
-// Shapes: AdvanceTurns; one block of 1024, a thread a turn. A record of `results` (step modulo result_steps) has rows of
-// 6 + block + 1 numbers: row 0 the number of turns; then a turn each: slot, ids handed out, done, drafts verified, drafts
-// handed out, new length, and the ids. `results` and `sequence` may be pinned host memory: the sequence number is
-// written after everything else has arrived. Bound: latency.
+// Shapes: AdvanceTurns; one block of 1024, a thread a turn. A record of `results` (step modulo result_steps) has rows
+// of 6 + block + 1 numbers: row 0 the number of turns; then a turn each: slot, ids handed out, done, drafts verified,
+// drafts handed out, new length, and the ids. `results` and `sequence` may be pinned host memory: the sequence number
+// is written after everything else has arrived. Bound: latency.
 #include "contract.h"
+#include "launch.cuh"
 
 namespace dsuf {
 
@@ -35,6 +36,7 @@ __device__ int hand_out(const AdvanceTurns& p, int b, int kept, int room, int& e
 
 extern "C" __global__ void __launch_bounds__(1024) advance_turns(const dsuf::AdvanceTurns p) {
   using namespace dsuf;
+  await_inputs();
   const int b = threadIdx.x, live = min(*p.live, p.batch);
   const int64_t step = *p.step, at = step % p.result_steps;
   int32_t* record = p.results + at * (p.batch + 1) * kRecord;

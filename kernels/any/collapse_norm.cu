@@ -2,14 +2,17 @@
 //
 //   u = bf16(sum_i pre[i] * h[i]);   y = bf16(u * rsqrt(mean(u^2) + eps) * weight);   codes, scales = fp8(y)
 //
-// Shapes: CollapseNorm, 16-byte aligned rows. A block of 256 a row. Padding: zeros.
+// Shapes: CollapseNorm, 16-byte aligned rows. A block of 640 a row: an octet a thread at the released width. Padding:
+// zeros.
 // Bound: bytes, 2 * streams + 3 a channel; at decode sizes the launch.
 #include "contract.h"
+#include "launch.cuh"
 #include "norm.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) collapse_norm(const dsuf::CollapseNorm p) {
+extern "C" __global__ void __launch_bounds__(640) collapse_norm(const dsuf::CollapseNorm p) {
   using namespace dsuf;
-  using Row = NormedRow<DSUF_DIM, 256>;
+  await_inputs();
+  using Row = NormedRow<DSUF_DIM, 640>;
   const int64_t row = blockIdx.x;
   uint16_t* y = p.y + row * DSUF_DIM;
   uint8_t* codes = p.codes ? p.codes + row * DSUF_DIM : nullptr;

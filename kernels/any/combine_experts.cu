@@ -5,10 +5,12 @@
 // Shapes: CombineExperts. Grid: (ceil(dim / 256), rows), 256 threads. Padding: zeros, nothing of it is read.
 // Bound: bytes, 2 * (picks + 2) a channel.
 #include "contract.h"
+#include "launch.cuh"
 #include "numeric.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) combine_experts(const dsuf::CombineExperts p) {
   using namespace dsuf;
+  await_inputs();
   const int channel = blockIdx.x * 256 + threadIdx.x;
   const int64_t row = blockIdx.y;
   if (channel >= DSUF_DIM) return;

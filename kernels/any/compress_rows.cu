@@ -2,15 +2,18 @@
 //
 //   w = softmax(gate_first, gate_second);   pooled = bf16(w_first * kv_first + w_second * kv_second)
 //
-// Shapes: CompressRows. A row may be kept as the first half of a group that a later step completes; the place it is kept
-// in is none that the same launch reads, except that a row may put another in the place that it has read. The pooled latent goes on to norm_head_dim. At ratio 1 project_bf16 alone does
-// it. A block of 256 a row. Padding: zeros, nothing kept.
+// Shapes: CompressRows. A row may be kept as the first half of a group that a later step completes; the place it is
+// kept in is none that the same launch reads, except that a row may put another in the place that it has read. The
+// pooled latent goes on to norm_head_dim. At ratio 1 project_bf16 alone does it. A block of 256 a row. Padding: zeros,
+// nothing kept.
 // Bound: bytes, 8 to 16 a channel; at decode sizes the launch.
 #include "contract.h"
+#include "launch.cuh"
 #include "numeric.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) compress_rows(const dsuf::CompressRows p) {
   using namespace dsuf;
+  await_inputs();
   constexpr int kDim = DSUF_HEAD_DIM;
   const int64_t row = blockIdx.x;
   const bool live = row < *p.live;

@@ -6,6 +6,7 @@
 // Shapes: EmbedRows, MeanStreams; dim a multiple of 8. The sum is float32, first stream first. Grid: (ceil(dim / 8 /
 // 256), rows). Padding: zeros. Bound: bytes, 2 * (streams + 1) a channel.
 #include "contract.h"
+#include "launch.cuh"
 #include "numeric.cuh"
 
 namespace dsuf {
@@ -15,6 +16,7 @@ static_assert(DSUF_DIM % 8 == 0, "rows are moved by eight");
 
 extern "C" __global__ void __launch_bounds__(256) embed_rows(const dsuf::EmbedRows p) {
   using namespace dsuf;
+  await_inputs();
   const int octet = blockIdx.x * 256 + threadIdx.x;
   const int64_t row = blockIdx.y;
   const bool live = row < *p.live;
@@ -29,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(256) embed_rows(const dsuf::EmbedRo
 
 extern "C" __global__ void __launch_bounds__(256) mean_streams(const dsuf::MeanStreams p) {
   using namespace dsuf;
+  await_inputs();
   const int octet = blockIdx.x * 256 + threadIdx.x;
   const int64_t row = blockIdx.y;
   if (octet >= kOctets) return;

@@ -6,10 +6,12 @@
 // before it writes. Grid: (ceil(dim / 8 / 256), rows), 256 threads. Padding: zeros.
 // Bound: bytes, 4 * streams + 2 a channel.
 #include "contract.h"
+#include "launch.cuh"
 #include "numeric.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) expand_streams(const dsuf::ExpandStreams p) {
   using namespace dsuf;
+  await_inputs();
   constexpr int kStreams = DSUF_STREAMS;
   static_assert(DSUF_DIM % 8 == 0, "channels are loaded by eight");
   const int octet = blockIdx.x * 256 + threadIdx.x;

@@ -4,10 +4,12 @@
 // tiles of sixteen outputs as warps are not needed to share a contraction (kSplitOf). Grid: (ceil(dim / 16 / tiles),
 // slots). Bound: bytes, dim * inter * 17 / 32 an expert in use.
 #include "contract.h"
+#include "launch.cuh"
 #include "experts.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 4) experts_down(const dsuf::ExpertsDown p) {
   using namespace dsuf;
+  await_inputs();
   static_assert(DSUF_DIM % 16 == 0, "a tile has sixteen outputs");
   constexpr int kSplit = kSplitOf<DSUF_INTER>, kOutputs = 16 * (8 / kSplit), kGroups = DSUF_INTER / 32;
   __shared__ TileSums<kSplit> sums;

@@ -9,10 +9,12 @@
 // distinct experts. Padding is never routed.
 // Bound: bytes, 2 * inter * dim * 17 / 32 an expert in use.
 #include "contract.h"
+#include "launch.cuh"
 #include "experts.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 3) experts_up(const dsuf::ExpertsUp p) {
   using namespace dsuf;
+  await_inputs();
   static_assert(DSUF_INTER % 16 == 0, "a tile has sixteen outputs");
   constexpr int kSplit = kSplitOf<DSUF_DIM>, kOutputs = 16 * (8 / kSplit), kGroups = DSUF_DIM / 32;
   __shared__ TileSums<kSplit> gates, ups;

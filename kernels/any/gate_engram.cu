@@ -7,11 +7,13 @@
 // 256 a stream and row, which reads its channels twice. Padding: zeros.
 // Bound: bytes, 2 * (3 * streams + 1) a channel.
 #include "contract.h"
+#include "launch.cuh"
 #include "numeric.cuh"
 #include "reduce.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) gate_engram(const dsuf::GateEngram p) {
   using namespace dsuf;
+  await_inputs();
   constexpr int kDim = DSUF_DIM, kStreams = DSUF_STREAMS, kOctets = kDim / 8;
   const int stream = blockIdx.x;
   const int64_t row = blockIdx.y;

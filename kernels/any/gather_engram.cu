@@ -8,10 +8,12 @@
 // Padding: zeros, no table row is read.
 // Bound: bytes, columns * engram dim * 33 / 32 a row (6.3 KB at the released sizes), scattered.
 #include "contract.h"
+#include "launch.cuh"
 #include "numeric.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) gather_engram(const dsuf::GatherEngram p) {
   using namespace dsuf;
+  await_inputs();
   constexpr int kDim = DSUF_ENGRAM_DIM, kShifts = DSUF_ENGRAM_SHIFTS, kHeads = DSUF_ENGRAM_HEADS;
   constexpr int kColumns = (kShifts - 1) * kHeads, kOctets = kColumns * kDim / 8;
   static_assert(kDim % 32 == 0 && kColumns * kDim == DSUF_ENGRAM_WIDTH, "columns are whole groups of 32");

@@ -1,43 +1,90 @@
 // Sort the (row, pick) pairs of a step by expert, so that each expert in use is read once.
 //
-// Shapes: GroupExperts; experts <= 1024. One block of 1024; a thread an expert walks all pairs, which is meant for the
-// few pairs of a decode step. The order is by expert, then by pair number, whatever the timing. Padding pairs carry a
-// negative expert and are left out.
-// Bound: latency, one pass over the pairs for the counts and one for the order.
+// Shapes: GroupExperts; experts <= 1024. One block of 512: pairs are counted, and then put in their places, 512 at a
+// time; a pair's place is after the pairs of its expert from turns before, warps before and lanes before. So the order
+// is by expert, then by pair number, whatever the timing. Padding pairs carry a negative expert and are left out.
+// Bound: latency.
 #include "contract.h"
+#include "launch.cuh"
+#include "reduce.cuh"
 
-extern "C" __global__ void __launch_bounds__(1024) group_experts(const dsuf::GroupExperts p) {
-  __shared__ int load[1024], begin[1024], slot[1024];
-  __shared__ int pairs_total, used_total;
-  const int e = threadIdx.x, pairs = p.rows * p.picks;
-  int mine = 0;
-  if (e < p.experts)
-    for (int i = 0; i < pairs; ++i) mine += p.chosen[i] == e;
-  load[e] = mine;
+namespace dsuf {
+
+constexpr int kThreads = 512, kWarps = kThreads / 32, kMost = 1024;
+
+// Lanes of the warp with the same expert.
+__device__ __forceinline__ uint32_t lanes_with(int expert) { return __match_any_sync(0xFFFFFFFFu, expert); }
+
+__device__ __forceinline__ int pair_expert(const GroupExperts& p, int pair, int pairs) {
+  return pair < pairs ? p.chosen[pair] : -1;
+}
+
+// From the loads of all experts: where each begins, and the lists of those in use.
+__device__ void list_experts(const GroupExperts& p, const int* load, int* begin, int& pairs_total, int& used_total) {
+  const int e = threadIdx.x * 2;
+  const uint64_t first = uint64_t(load[e] > 0) << 32 | uint32_t(load[e]);
+  const uint64_t second = uint64_t(load[e + 1] > 0) << 32 | uint32_t(load[e + 1]);
+  uint64_t all, before = block_before<kThreads>(first + second, all);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int slot = int(before >> 32), at = int(uint32_t(before));
+    begin[e + i] = at;
+    if (load[e + i] > 0) p.expert[slot] = e + i, p.first[slot] = at;
+    before += first;
+  }
+  pairs_total = int(uint32_t(all));
+  used_total = int(all >> 32);
+}
+
+}  // namespace dsuf
+
+extern "C" __global__ void __launch_bounds__(512) group_experts(const dsuf::GroupExperts p) {
+  using namespace dsuf;
+  await_inputs();
+  __shared__ int load[kMost], begin[kMost];
+  __shared__ uint16_t of_warp[kWarps][kMost];  // pairs of an expert in the warps before, of this turn
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pairs = p.rows * p.picks;
+  for (int e = threadIdx.x; e < kMost; e += kThreads) {
+    load[e] = 0;
+    for (int w = 0; w < kWarps; ++w) of_warp[w][e] = 0;
+  }
   __syncthreads();
-  if (e == 0) {
-    int sum = 0, used = 0;
-    for (int i = 0; i < p.experts; ++i) {
-      begin[i] = sum;
-      slot[i] = used;
-      sum += load[i];
-      used += load[i] > 0;
+  for (int turn = 0; turn < pairs; turn += kThreads) {
+    const int expert = pair_expert(p, turn + threadIdx.x, pairs);
+    const uint32_t same = lanes_with(expert);
+    if (expert >= 0 && lane == __ffs(same) - 1) atomicAdd(&load[expert], __popc(same));
+  }
+  __syncthreads();
+  int pairs_total, used_total;
+  list_experts(p, load, begin, pairs_total, used_total);
+  __syncthreads();
+  for (int turn = 0; turn < pairs; turn += kThreads) {
+    const int pair = turn + threadIdx.x, expert = pair_expert(p, pair, pairs);
+    const uint32_t same = lanes_with(expert);
+    const bool leads = expert >= 0 && lane == __ffs(same) - 1;
+    if (leads) of_warp[warp][expert] = uint16_t(__popc(same));
+    __syncthreads();
+    const int warps = min(kWarps, (pairs - turn + 31) / 32);
+    for (int e = threadIdx.x; e < p.experts; e += kThreads) {
+      int sum = 0;
+      for (int w = 0; w < warps; ++w) {
+        const int own = of_warp[w][e];
+        if (own) of_warp[w][e] = uint16_t(sum);
+        sum += own;
+      }
+      load[e] = begin[e];
+      begin[e] += sum;
     }
-    pairs_total = sum;
-    used_total = used;
-    *p.used = used;
+    __syncthreads();
+    if (expert >= 0) p.order[load[expert] + of_warp[warp][expert] + __popc(same & ((1u << lane) - 1))] = pair;
+    __syncwarp();
+    if (leads) of_warp[warp][expert] = 0;
+    __syncthreads();
   }
-  __syncthreads();
-  if (e < p.experts && mine > 0) {
-    p.expert[slot[e]] = e;
-    p.first[slot[e]] = begin[e];
-    int at = begin[e];
-    for (int i = 0; i < pairs; ++i)
-      if (p.chosen[i] == e) p.order[at++] = i;
-  }
-  for (int i = used_total + e; i <= p.experts; i += 1024) {
+  if (threadIdx.x == 0) *p.used = used_total;
+  for (int i = used_total + threadIdx.x; i <= p.experts; i += kThreads) {
     if (i < p.experts) p.expert[i] = -1;
     p.first[i] = pairs_total;
   }
-  for (int i = pairs_total + e; i < pairs; i += 1024) p.order[i] = -1;
+  for (int i = pairs_total + threadIdx.x; i < pairs; i += kThreads) p.order[i] = -1;
 }

@@ -5,9 +5,10 @@
 //   sinkhorn: softmax over each row, + hc_eps; then columns, and (rows, columns) rounds - 1 times; every division is
 //   by a sum plus hc_eps; ends on columns
 //
-// Shapes: MixStreams; streams <= 5. A warp a row, lane i * s + j holds comb[i, j]; four rows a block of 128. Padding:
-// zeros. Bound: latency; the partial sums are 8 KB a row at the released sizes.
+// Shapes: MixStreams; streams <= 5. A block of 256 a row adds up the splits, then a warp goes on: lane i * s + j holds
+// comb[i, j]. Padding: zeros. Bound: latency; the partial sums are 8 KB a row at the released sizes.
 #include "contract.h"
+#include "launch.cuh"
 #include "numeric.cuh"
 
 namespace dsuf {
@@ -43,31 +44,38 @@ __device__ float sinkhorn(float a, int lane) {
 
 }  // namespace dsuf
 
-extern "C" __global__ void __launch_bounds__(128) mix_streams(const dsuf::MixStreams p) {
+extern "C" __global__ void __launch_bounds__(256) mix_streams(const dsuf::MixStreams p) {
   using namespace dsuf;
-  __shared__ float affine[4][kOutputs];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64_t row = blockIdx.x * 4 + warp;
-  if (row >= p.rows) return;
+  await_inputs();
+  constexpr int kParts = 256 / kAll < kSplits ? 256 / kAll : kSplits;
+  __shared__ double sums[kParts][kAll];
+  __shared__ float affine[kOutputs];
+  const int lane = threadIdx.x;
+  const int64_t row = blockIdx.x;
   const bool live = row < *p.live;
   if (live) {
-    const float* partial = p.partial + row * kSplits * kAll;
-    double squares = 0.0;
-    for (int s = 0; s < kSplits; ++s) squares += partial[s * kAll + kOutputs];
-    const float inverse = float(1.0 / sqrt(squares / kWidth + double(DSUF_NORM_EPS)));
-    for (int o = lane; o < kOutputs; o += 32) {
-      double sum = 0.0;
-      for (int s = 0; s < kSplits; ++s) sum += partial[s * kAll + o];
-      const float scale = p.scale[o < kStreams ? 0 : o < 2 * kStreams ? 1 : 2];
-      affine[warp][o] = __fadd_rn(__fmul_rn(__fmul_rn(float(sum), inverse), scale), p.base[o]);
-    }
+    const int o = threadIdx.x % kAll, part = threadIdx.x / kAll;
+    double sum = 0.0;
+#pragma unroll 8
+    for (int s = part; s < kSplits && part < kParts; s += kParts) sum += p.partial[(row * kSplits + s) * kAll + o];
+    if (part < kParts) sums[part][o] = sum;
+    __syncthreads();
+    for (int other = 1; other < kParts && threadIdx.x < kAll; ++other) sums[0][o] += sums[other][o];
   }
-  __syncwarp();
+  __syncthreads();
+  if (threadIdx.x >= 64) return;
+  if (live && threadIdx.x < kOutputs) {
+    const float inverse = float(1.0 / sqrt(sums[0][kOutputs] / kWidth + double(DSUF_NORM_EPS)));
+    const float scale = p.scale[lane < kStreams ? 0 : lane < 2 * kStreams ? 1 : 2];
+    affine[lane] = __fadd_rn(__fmul_rn(__fmul_rn(float(sums[0][lane]), inverse), scale), p.base[lane]);
+  }
+  asm volatile("bar.sync 1, 64;" ::: "memory");
+  if (threadIdx.x >= 32) return;
   if (lane < kStreams) {
-    p.pre[row * kStreams + lane] = live ? __fadd_rn(sigmoid(affine[warp][lane]), DSUF_HC_EPS) : 0.0f;
-    p.post[row * kStreams + lane] = live ? __fmul_rn(sigmoid(affine[warp][kStreams + lane]), 2.0f) : 0.0f;
+    p.pre[row * kStreams + lane] = live ? __fadd_rn(sigmoid(affine[lane]), DSUF_HC_EPS) : 0.0f;
+    p.post[row * kStreams + lane] = live ? __fmul_rn(sigmoid(affine[kStreams + lane]), 2.0f) : 0.0f;
   }
   const bool inside = lane < kStreams * kStreams;
-  const float c = sinkhorn(inside && live ? affine[warp][2 * kStreams + lane] : 0.0f, lane);
+  const float c = sinkhorn(inside && live ? affine[2 * kStreams + lane] : 0.0f, lane);
   if (inside) p.comb[row * kStreams * kStreams + lane] = live ? c : 0.0f;
 }

@@ -6,12 +6,14 @@
 // aligned. A block of 256 a row. Padding: zeros. An all-zero row stays zero.
 // Bound: bytes, 2 + 2 + 1 an element; at decode sizes the launch.
 #include "contract.h"
+#include "launch.cuh"
 #include "norm.cuh"
 
 namespace dsuf {
 
 template <int kWidth>
 __device__ void norm(const NormQuantize& p) {
+  await_inputs();
   const int64_t row = blockIdx.x;
   uint16_t* y = p.y + row * kWidth;
   uint8_t* codes = p.codes ? p.codes + row * kWidth : nullptr;

@@ -3,6 +3,7 @@
 // Shapes: PickTokens. A block of 1024 a row. Padding: picked -1, best zero. NaN is never picked unless all are.
 // Bound: bytes, 4 a logit.
 #include "contract.h"
+#include "launch.cuh"
 #include "numeric.cuh"
 
 namespace dsuf {
@@ -15,6 +16,7 @@ __device__ __forceinline__ void take_better(float& best, int& at, float value, i
 
 extern "C" __global__ void __launch_bounds__(1024) pick_tokens(const dsuf::PickTokens p) {
   using namespace dsuf;
+  await_inputs();
   __shared__ float value[32];
   __shared__ int place[32];
   const int64_t row = blockIdx.x;

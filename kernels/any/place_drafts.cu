@@ -9,6 +9,7 @@
 // `live` counts are all that later kernels need. Grid: gather_turns and place_verify one block of 1024, place_drafts a
 // block of 128 a row. Padding: slots -1. Bound: latency.
 #include "contract.h"
+#include "launch.cuh"
 #include "numeric.cuh"
 
 namespace dsuf {
@@ -52,6 +53,7 @@ __device__ int count_drafts(const PlaceVerify& p, int b) {
 
 extern "C" __global__ void __launch_bounds__(1024) gather_turns(const dsuf::GatherTurns p) {
   using namespace dsuf;
+  await_inputs();
   const int i = threadIdx.x, slot = i < p.batch ? p.wanted[i] : -1;
   const bool goes = slot >= 0 && slot < p.turns && p.done[slot] == 0;
   int all;
@@ -63,6 +65,7 @@ extern "C" __global__ void __launch_bounds__(1024) gather_turns(const dsuf::Gath
 
 extern "C" __global__ void __launch_bounds__(128) place_drafts(const dsuf::PlaceDrafts p) {
   using namespace dsuf;
+  await_inputs();
   const int row = blockIdx.x, b = row / kBlock, place = row % kBlock;
   const int slot = b < *p.live ? p.turn[b] : -1, start = slot < 0 ? 0 : p.length[slot];
   if (threadIdx.x == 0) {
@@ -81,6 +84,7 @@ extern "C" __global__ void __launch_bounds__(128) place_drafts(const dsuf::Place
 
 extern "C" __global__ void __launch_bounds__(1024) place_verify(const dsuf::PlaceVerify p) {
   using namespace dsuf;
+  await_inputs();
   const int b = threadIdx.x, slot = b < min(*p.live, p.batch) ? p.turn[b] : -1;
   const int drafts = slot < 0 ? 0 : count_drafts(p, b);
   int all;

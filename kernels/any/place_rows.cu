@@ -7,12 +7,14 @@
 // distance d is of the same turn exactly if its slot is. A place is a row of a store that all turns share: rings lie
 // turn by turn; entries of ratio n have page_tokens / n rows a page, found through the turn's page table. Of rows that
 // would take one place in a ring, only the last does. A group's first half waits in one of `halves` places by group
-// number, those of the last halves - 1 groups of the launch; where the place is the one that the turn's first row reads,
-// that row is told (keep -2 - r) to put row r there once it has read. A window list has the last positions down to the floor, oldest first, then -1, as the reference orders them.
-// A turn's first token without an id, going back, ends its history.
+// number, those of the last halves - 1 groups of the launch; where the place is the one that the turn's first row
+// reads, that row is told (keep -2 - r) to put row r there once it has read. A window list has the last positions down
+// to the floor, oldest first, then -1, as the reference orders them. A turn's first token without an id, going back,
+// ends its history.
 // Grid: place_rows a block of 128 a row, keep_ids 128 rows a block. Padding: -1, positions and reachable zero.
 // Bound: latency.
 #include "contract.h"
+#include "launch.cuh"
 
 namespace dsuf {
 
@@ -84,6 +86,7 @@ __device__ void clear_numbers(const PlaceRows& p, int row) {
 
 extern "C" __global__ void __launch_bounds__(128) place_rows(const dsuf::PlaceRows p) {
   using namespace dsuf;
+  await_inputs();
   constexpr int kWindow = DSUF_WINDOW;
   const int row = blockIdx.x, live = min(*p.live, p.rows), slot = row < live ? p.row_slot[row] : -1;
   const bool counts = slot >= 0 && slot < p.turns;
@@ -108,6 +111,7 @@ extern "C" __global__ void __launch_bounds__(128) place_rows(const dsuf::PlaceRo
 }
 
 extern "C" __global__ void __launch_bounds__(128) keep_ids(const dsuf::KeepIds p) {
+  dsuf::await_inputs();
   const int row = blockIdx.x * 128 + threadIdx.x, live = min(*p.live, p.rows);
   if (row >= live) return;
   const int slot = p.row_slot[row];

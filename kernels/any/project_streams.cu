@@ -7,6 +7,7 @@
 // a lane and a warp; mix_streams adds the splits in float64. Padding: not read, not written.
 // Bound: fn's bytes, 4 * outputs * streams * dim (1.97 MB at the released sizes), read once for every eight rows.
 #include "contract.h"
+#include "launch.cuh"
 #include "numeric.cuh"
 #include "reduce.cuh"
 
@@ -18,6 +19,10 @@ static_assert(kWidth % 8 == 0, "rows are loaded by eight");
 
 extern "C" __global__ void __launch_bounds__(256) project_streams(const dsuf::ProjectStreams p) {
   using namespace dsuf;
+  if (threadIdx.x < kOutputs)
+    fetch_ahead(p.fn + int64_t(threadIdx.x) * kWidth + blockIdx.x * kSplit,
+                4 * min(kSplit, kWidth - int(blockIdx.x) * kSplit));
+  await_inputs();
   const int warp = threadIdx.x / 32, k = blockIdx.x * kSplit + threadIdx.x % 32 * 8;
   const int first = blockIdx.y * 8, live = min(*p.live, p.rows);
   float weight[kEach][8] = {};
@@ -29,18 +34,23 @@ extern "C" __global__ void __launch_bounds__(256) project_streams(const dsuf::Pr
     *reinterpret_cast<float4*>(&weight[e][0]) = from[0];
     *reinterpret_cast<float4*>(&weight[e][4]) = from[1];
   }
-  for (int row = first; row < min(first + 8, live); ++row) {
-    float h[8] = {};
-    if (k < kWidth) unpack_bf16x8(*reinterpret_cast<const uint4*>(p.streams + int64_t(row) * kWidth + k), h);
+  float h[8][8] = {};
 #pragma unroll
-    for (int e = 0; e < kEach; ++e) {
-      const int output = warp + 8 * e;
-      if (output > kOutputs) continue;
-      float sum = 0.0f;
+  for (int r = 0; r < 8; ++r)
+    if (first + r < live && k < kWidth)
+      unpack_bf16x8(*reinterpret_cast<const uint4*>(p.streams + int64_t(first + r) * kWidth + k), h[r]);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) sum = __fmaf_rn(output < kOutputs ? weight[e][i] : h[i], h[i], sum);
-      sum = warp_sum(sum);
-      if (threadIdx.x % 32 == 0) p.partial[(int64_t(row) * kSplits + blockIdx.x) * (kOutputs + 1) + output] = sum;
-    }
+  for (int e = 0; e < kEach; ++e) {
+    const int output = warp + 8 * e;
+    if (output > kOutputs) continue;
+    float sums[8] = {};
+#pragma unroll
+    for (int r = 0; r < 8; ++r)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sums[r] = __fmaf_rn(output < kOutputs ? weight[e][i] : h[r][i], h[r][i], sums[r]);
+    const float sum = warp_sum_eight(sums);
+    const int row = first + threadIdx.x % 32 / 4;
+    if (threadIdx.x % 4 == 0 && row < live)
+      p.partial[(int64_t(row) * kSplits + blockIdx.x) * (kOutputs + 1) + output] = sum;
   }
 }

@@ -9,12 +9,14 @@
 // rows). Padding: without `place` codes, scales and meaning are zero; with `place` nothing is written.
 // Bound: bytes, 2 in and about 1 (or 1/2) out an element; at decode sizes the launch.
 #include "contract.h"
+#include "launch.cuh"
 #include "numeric.cuh"
 
 namespace dsuf {
 
 template <class Quantiser>
 __device__ void quantize(const QuantizeRows& p) {
+  await_inputs();
   const int row = blockIdx.y, octet = blockIdx.x * blockDim.x + threadIdx.x;
   const bool inside = octet < p.width / 8, live = row < *p.live;
   const int64_t place = p.place && live ? p.place[row] : p.place ? -1 : row;

@@ -14,6 +14,7 @@
 // eight columns; gather_peers (ceil(width / 512), rows), a thread four columns of every part.
 // Bound: the latency of a peer's memory, twice (the word, then the part).
 #include "contract.h"
+#include "launch.cuh"
 #include "numeric.cuh"
 
 namespace dsuf {
@@ -62,6 +63,7 @@ __device__ __forceinline__ bool meet(const Params& p) {
 
 extern "C" __global__ void __launch_bounds__(32) announce_partial(const dsuf::AnnouncePartial p) {
   using namespace dsuf;
+  await_inputs();
   const int32_t epoch = int32_t(uint32_t(*p.epoch) + 1);
   __syncwarp();
   if (threadIdx.x == 0) *p.epoch = epoch;
@@ -71,6 +73,7 @@ extern "C" __global__ void __launch_bounds__(32) announce_partial(const dsuf::An
 
 extern "C" __global__ void __launch_bounds__(128) reduce_peers(const dsuf::ReducePeers p) {
   using namespace dsuf;
+  await_inputs();
   const int64_t row = blockIdx.y, at = row * p.width + (blockIdx.x * 128 + threadIdx.x) * 8;
   const bool inside = (blockIdx.x * 128 + threadIdx.x) * 8 < p.width;
   const bool complete = meet(p);
@@ -99,6 +102,7 @@ extern "C" __global__ void __launch_bounds__(128) reduce_peers(const dsuf::Reduc
 
 extern "C" __global__ void __launch_bounds__(128) gather_peers(const dsuf::GatherPeers p) {
   using namespace dsuf;
+  await_inputs();
   const int64_t row = blockIdx.y;
   const int column = (blockIdx.x * 128 + threadIdx.x) * 4;
   const bool complete = meet(p), live = row < *p.live;

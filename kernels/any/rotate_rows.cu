@@ -6,10 +6,12 @@
 // (as released), its cosine and sine come from float64. A block of 256 a row. Padding: not touched, it stays zero.
 // Bound: bytes, 4 a rotated channel; at decode sizes the launch.
 #include "contract.h"
+#include "launch.cuh"
 #include "numeric.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) rotate_rows(const dsuf::RotateRows p) {
   using namespace dsuf;
+  await_inputs();
   constexpr int kPairs = DSUF_ROPE_DIM / 2;
   static_assert(DSUF_ROPE_DIM % 2 == 0 && kPairs <= 256, "a thread a frequency");
   __shared__ float cosine[kPairs], sine[kPairs];

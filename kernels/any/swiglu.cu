@@ -2,10 +2,12 @@
 //
 // Shapes: Swiglu. Grid: (ceil(inter / 256), rows), 256 threads. Padding: zeros. Bound: bytes, 6 an output.
 #include "contract.h"
+#include "launch.cuh"
 #include "experts.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) swiglu_rows(const dsuf::Swiglu p) {
   using namespace dsuf;
+  await_inputs();
   const int channel = blockIdx.x * 256 + threadIdx.x;
   const int64_t row = blockIdx.y;
   if (channel >= DSUF_INTER) return;

@@ -518,7 +518,7 @@ struct AdvanceTurns {
   int32_t* generated;       // tokens handed out
   const int32_t* max_tokens;
   int32_t* done;            // 1: ended by the end-of-sentence token, 2: by max_tokens
-  int64_t* feed_place;      // [rows] ring row of the draft head's context for a verified row, -1: not committed; may be null
+  int64_t* feed_place;      // [rows] ring row of a verified row's draft context, -1: not committed; may be null
   int32_t* results;         // [result_steps, batch + 1, 6 + block + 1]; see the kernel
   int64_t* sequence;        // [result_steps] 1 + the number of the step that is there, written last
   int64_t* step;            // [1] steps so far

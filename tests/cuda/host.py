@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dsuf.checkpoint.config import ModelConfig
-from dsuf.cuda import arena, graphs, pages, states, streams
+from dsuf.cuda import arena, graphs, pages, states, streams, weights
 from dsuf.cuda.arena import Arena, Array, Region, view_host
 from dsuf.cuda.machine import Machine, Setup, plan_regions, plan_sizes
 from dsuf.cuda.results import RECORD_HEAD, RESULT_STEPS
@@ -32,11 +32,13 @@ class HostDriver:
     CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_DEVICE=2)
     CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=0)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=0)
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
     CUDA_MEMCPY2D = SimpleNamespace
 
     def __init__(self) -> None:
         self.alive: set[int] = set()
         self.memory: dict[int, Any] = {}
+        self.told: list[tuple[str, int]] = []
         self._next = 100
 
     def _new(self) -> tuple[Any, int]:
@@ -81,6 +83,27 @@ class HostDriver:
 
     def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> tuple[Any]:
         return self._check(event)
+
+    def cuStreamBeginCapture(self, stream: int, mode: int) -> tuple[Any]:
+        self.told.append(("begin", stream))
+        return self._check(stream)
+
+    def cuStreamEndCapture(self, stream: int) -> tuple[Any, int]:
+        self.told.append(("end", stream))
+        return self._new()
+
+    def cuGraphInstantiate(self, graph: int, flags: int) -> tuple[Any, int]:
+        return self._new()
+
+    def cuGraphDestroy(self, graph: int) -> tuple[Any]:
+        return self._end(graph)
+
+    def cuGraphExecDestroy(self, graph: int) -> tuple[Any]:
+        return self._end(graph)
+
+    def cuGraphLaunch(self, graph: int, stream: int) -> tuple[Any]:
+        self.told.append(("launch", graph))
+        return self._check(graph)
 
     def cuMemHostAlloc(self, size: int, flags: int) -> tuple[Any, int]:
         held = (ctypes.c_uint8 * max(1, size))()
@@ -197,12 +220,18 @@ def next_token(stored: NDArray[np.uint8], vocabulary: int) -> int:
     return int((stored.astype(np.int64) * weights).sum() * 31 + len(stored) * 17) % (vocabulary - 2) + 2
 
 
+def use_host_driver(monkeypatch: pytest.MonkeyPatch) -> HostDriver:
+    """Let everything under `dsuf.cuda` call a driver of the host."""
+    driver = HostDriver()
+    for module in (arena, graphs, pages, states, streams, weights):
+        monkeypatch.setattr(module, "driver", driver)
+    monkeypatch.setattr("dsuf.cuda.driver.api", driver)
+    return driver
+
+
 def make_host_machine(monkeypatch: pytest.MonkeyPatch, config: ModelConfig, setup: Setup) -> Machine:
     """A machine in host memory with a toy for a model."""
-    driver = HostDriver()
-    for module in (arena, graphs, pages, states, streams):
-        monkeypatch.setattr(module, "driver", driver, raising=False)
-    monkeypatch.setattr("dsuf.cuda.driver.api", driver)
+    driver = use_host_driver(monkeypatch)
     memory = HostArena(plan_regions(config, setup, setup.pages))
     view_host(memory["one"])[0] = 1
     device: Any = SimpleNamespace(name="toy", use=lambda: None, driver=driver)

@@ -1,0 +1,201 @@
+"""Many steps of the CUDA engine: random arrivals, lengths, drafts and departures, replies compared with a replay.
+
+Turns come while there are places and pages, some leave in the midst of a prompt or a reply, steps are launched ahead.
+From time to time nobody comes for a while: then pages, places and pending steps must all be back, and device and host
+memory are noted. In the end a share of the replies is generated again, alone and without drafts: every token must be
+the same.
+
+    python bench/campaigns/steps.py [--steps 100000] [--model DIR] [--publish]
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.report import publish
+from dsuf.checkpoint.synthetic import ensure_embedded
+from dsuf.cuda.arena import free_bytes
+from dsuf.cuda.engine import CudaEngine
+from dsuf.cuda.machine import Setup
+from dsuf.types import PrefillRange, Prompt, Sampling, StepPlan, Turn
+
+AHEAD = 2
+"""Steps that are launched before the first of them is read."""
+CHUNK_TOKENS = 100
+PAUSE_STEPS = 500
+"""Steps from one pause to the next."""
+
+
+class Guest(msgspec.Struct):
+    """A turn in the engine: its pages, how far its prompt is launched, what it has said."""
+
+    turn: Turn
+    pages: list[int]
+    fed: int = 0
+    ids: list[int] = []
+    ended: bool = False
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its prompt is done."""
+        return self.fed == len(self.turn.prompt.ids)
+
+
+class Spoken(NamedTuple):
+    """A turn that was heard to its end."""
+
+    turn: Turn
+    ids: list[int]
+
+
+class Campaign:
+    """Random turns on `engine`; `seed` decides everything."""
+
+    def __init__(self, engine: CudaEngine, seed: int, longest_tokens: int) -> None:
+        self.engine, self.rng, self.longest = engine, random.Random(seed), longest_tokens
+        self.free, self.guests = list(range(engine.layout.pages)), dict[str, Guest]()
+        self.steps = self.left = self.number = 0
+        self.spoken: list[Spoken] = []
+
+    async def run(self, steps: int, pause: Any = None) -> None:
+        """Run until that many steps are done; `pause` is called whenever nobody is there."""
+        while self.steps < steps:
+            until = min(steps, self.steps + PAUSE_STEPS)
+            while self.guests or self.steps < until:
+                if self.steps < until:
+                    self._welcome()
+                await self._advance()
+                self._see_off()
+            self._check_empty()
+            if pause is not None:
+                pause()
+
+    async def replay(self, count: int) -> int:
+        """Generate some of the replies again, alone and without drafts; how many differ."""
+        differ = 0
+        for spoken in self.rng.sample(self.spoken, min(count, len(self.spoken))):
+            turn = msgspec.structs.replace(spoken.turn, id=f"again-{spoken.turn.id}")
+            guest = self._attach(turn)
+            while not guest.ended:
+                await self._advance(drafts=0)
+            self._leave(guest)
+            differ += guest.ids != spoken.ids
+        return differ
+
+    def _welcome(self) -> None:
+        """Let turns come while there is room, at random."""
+        while len(self.guests) < self.engine.facts.max_turns and self.rng.random() < 0.7:
+            self.number += 1
+            length = min(int(self.rng.expovariate(4 / self.longest)) + 1, self.longest)
+            ids = tuple(self.rng.randrange(3, self.engine.facts.vocabulary) for _ in range(length))
+            greedy = Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=self.rng.randrange(1, 60))
+            turn = Turn(id=f"turn-{self.number}", prompt=Prompt(ids=ids), sampling=greedy)
+            if self._count_pages(turn) > len(self.free):
+                return
+            self._attach(turn)
+
+    def _count_pages(self, turn: Turn) -> int:
+        layout = self.engine.layout
+        return layout.pages_for(len(turn.prompt.ids) + turn.sampling.max_tokens + layout.overrun_tokens)
+
+    def _attach(self, turn: Turn) -> Guest:
+        pages = [self.free.pop(self.rng.randrange(len(self.free))) for _ in range(self._count_pages(turn))]
+        self.engine.attach(turn, pages)
+        self.guests[turn.id] = guest = Guest(turn=turn, pages=pages, ids=[])
+        return guest
+
+    async def _advance(self, drafts: int | None = None) -> None:
+        """Launch some steps one behind the other, and take in what they say."""
+        plans = [self._plan(drafts) for _ in range(self.rng.randrange(1, 1 + AHEAD))]
+        plans = [plan for plan in plans if plan.prefill or plan.decode]
+        for results in await asyncio.gather(*[self.engine.step(plan) for plan in plans]):
+            self.steps += 1
+            for result in results:
+                guest = self.guests[result.turn]
+                guest.ids += result.ids
+                guest.ended = guest.ended or result.finish is not None
+
+    def _plan(self, drafts: int | None) -> StepPlan:
+        """Some prompts go on by a chunk, all replies by a step."""
+        decode = tuple(name for name, guest in self.guests.items() if guest.decodes and not guest.ended)
+        prefill = []
+        for name, guest in self.guests.items():
+            if not guest.decodes and len(prefill) < 2:
+                stop = min(guest.fed + self.rng.randrange(1, CHUNK_TOKENS), len(guest.turn.prompt.ids))
+                prefill.append(PrefillRange(name, guest.fed, stop))
+                guest.fed = stop
+        most = self.engine.facts.max_drafts
+        wanted = self.rng.choice((0, most)) if drafts is None else drafts
+        return StepPlan(prefill=tuple(prefill), decode=decode, drafts=wanted)
+
+    def _see_off(self) -> None:
+        """Detach those that have ended, and a few others."""
+        for guest in list(self.guests.values()):
+            if guest.ended:
+                self.spoken.append(Spoken(guest.turn, guest.ids))
+                self._leave(guest)
+            elif self.rng.random() < 0.01:
+                self.left += 1
+                self._leave(guest)
+
+    def _leave(self, guest: Guest) -> None:
+        self.engine.detach(guest.turn.id)
+        self.free += guest.pages
+        del self.guests[guest.turn.id]
+
+    def _check_empty(self) -> None:
+        """All that was given out is back; raises `AssertionError`."""
+        counters, pages = self.engine.counters(), sorted(self.free)
+        assert not any(counters.values()), f"left behind: {counters}"
+        assert pages == list(range(self.engine.layout.pages)), "pages were lost, or given out twice"
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def measure(engine: CudaEngine, steps: int, seed: int) -> dict[str, object]:
+    """One row of figures."""
+    campaign, memory = Campaign(engine, seed, 600), list[tuple[int, int]]()
+    start = time.monotonic()
+    await campaign.run(steps, lambda: memory.append((free_bytes(), resident_bytes())))
+    took_s = time.monotonic() - start
+    differ = await campaign.replay(300)
+    settled, last = memory[len(memory) // 4], memory[-1]
+    return {
+        "steps": campaign.steps, "turns": len(campaign.spoken), "left": campaign.left, "replayed": 300,
+        "different": differ, "device_growth_bytes": settled[0] - last[0], "host_growth_bytes": last[1] - settled[1],
+        "steps_per_s": round(campaign.steps / took_s),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Run, print and with --publish keep the figures; exit code 1 if a token differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--model", type=Path, help="a checkpoint; without one the embedded model")
+    parser.add_argument("--publish", action="store_true")
+    args = parser.parse_args()
+    model = args.model or ensure_embedded(Path.home() / ".cache" / "dsuf")
+    engine = CudaEngine.load(model, Setup(context_tokens=1024, max_turns=16, pages=90), "replay")
+    row = asyncio.run(measure(engine, args.steps, args.seed))
+    if args.publish:
+        publish("steps", [row], engine.facts.device)
+    else:
+        print(row)
+    sys.exit(bool(row["different"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+// How kernels of one stream overlap: each may be launched before the one ahead of it has ended.
+//
+// A kernel first lets the next one start, then waits until all that the kernels before it wrote is there. What depends
+// on none of them, weights that is, can be fetched in between. Launched plainly, a kernel finds nothing to wait for.
+#pragma once
+#include <stdint.h>
+
+namespace dsuf {
+
+// The first thing that every thread of every kernel does before it reads or writes memory.
+__device__ __forceinline__ void await_inputs() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Start moving `bytes` (whole sixteens, as the address) into the second-level cache.
+__device__ __forceinline__ void fetch_ahead(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+}  // namespace dsuf

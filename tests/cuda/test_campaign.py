@@ -1,0 +1,31 @@
+"""The short twin of the campaign of steps, on the toy machine: nothing lost, no token different from a replay."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.campaigns.steps import Campaign
+from dsuf.checkpoint.config import load_config
+from dsuf.cuda.engine import CudaEngine
+from dsuf.cuda.machine import Setup
+from tests.cuda.host import make_host_machine
+from tests.cuda.test_protocol import say
+
+CONFIG = load_config(Path(__file__).parents[1] / "golden" / "tiny" / "config.json")
+
+
+@pytest.mark.parametrize("mode", ["exact", "replay"])
+async def test_steps(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some hundred steps; the replies are the toy's own, and the campaign sees one that is not."""
+    monkeypatch.setattr("bench.campaigns.steps.PAUSE_STEPS", 60)
+    setup = Setup(context_tokens=700, max_turns=4, pages=20, prefill_rows=64)
+    engine = CudaEngine(make_host_machine(monkeypatch, CONFIG, setup), "weights", mode, captures=False)
+    campaign, pauses = Campaign(engine, 1, 300), []
+    await campaign.run(200, lambda: pauses.append(campaign.steps))
+    assert len(pauses) >= 2 and len(campaign.spoken) > 15
+    for spoken in campaign.spoken:
+        assert spoken.ids == say(list(spoken.turn.prompt.ids), spoken.turn.sampling.max_tokens)
+    assert await campaign.replay(5) == 0
+    campaign.spoken[:] = [spoken._replace(ids=[*spoken.ids[:-1], 0]) for spoken in campaign.spoken]
+    assert await campaign.replay(2) == 2
+    await engine.close()

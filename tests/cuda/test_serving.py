@@ -1,0 +1,40 @@
+"""A server on the CUDA engine: replies alone and together, with drafts and without, and the next turn of a session."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.kernels.gpu import missing
+from tests.node.process import Process, serving
+
+TEXTS = [" ".join(f"word {number * size}" for number in range(size)) for size in (1, 20, 90, 150)]
+
+
+def ask(server: Process, text: str, max_tokens: int = 40) -> tuple[str, dict[str, Any]]:
+    """A whole reply, and its usage."""
+    with server.stream(text, stream=False, temperature=0, max_tokens=max_tokens) as reply:
+        answer = json.load(reply)
+    return answer["choices"][0]["message"]["content"], answer["usage"]
+
+
+def collect(*arguments: str) -> list[str]:
+    """Replies to all texts, the same whether asked alone or together; a repeated text comes from the caches."""
+    with serving("--prefill", "exact", *arguments) as server:
+        alone = [ask(server, text)[0] for text in TEXTS]
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(lambda text: ask(server, text)[0], TEXTS * 4)) == alone * 4
+        again, usage = ask(server, TEXTS[-1])
+        assert again == alone[-1]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 1
+        assert server.get("/readyz")["ready"]
+    return alone
+
+
+@pytest.mark.full
+def test_serving() -> None:
+    """`auto` finds the GPU; greedy replies do not depend on drafts."""
+    if reason := missing():
+        pytest.skip(f"no server ran on the CUDA engine: {reason}")
+    assert collect("--engine", "cuda", "--drafts", "5") == collect("--engine", "auto", "--drafts", "0")

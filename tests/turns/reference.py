@@ -135,12 +135,14 @@ class ReferenceWorld(World):
             self.eos_id = oracle.run(usual).tokens[-1]
         super().__init__(schedule)
 
+    mode: PrefillMode = "exact"
+
     def make_engine(self) -> WatchedReference:
         setting = self.schedule.setting
         pages = setting.pages * setting.page_tokens // PAGE_TOKENS
         with small_pages():
             engine = WatchedReference(
-                self.oracle.model, self.oracle.drafter if setting.drafts else None, pages, setting.max_turns, "exact"
+                self.oracle.model, self.oracle.drafter if setting.drafts else None, pages, setting.max_turns, self.mode
             )
         engine.facts = msgspec.structs.replace(engine.facts, eos_id=self.eos_id)
         return engine
@@ -156,6 +158,20 @@ class ReferenceWorld(World):
         """The global cache of each turn that left is the beginning of that of its cold run."""
         for half in self.halves:
             self.ends["compared"] += check_parts(self.oracle, half.engine, self.eos_id)
+
+
+class ReplayWorld(ReferenceWorld):
+    """One in replay mode: tokens hang on what is taken over, so they are compared by the audit, which begins where the
+    turn began and drafts nothing."""
+
+    mode: PrefillMode = "replay"
+
+    def check_tokens(self, turn: Turn, tokens: list[int], whole: bool) -> None:
+        """A whole reply is as long as it says."""
+        assert not whole or len(tokens) <= turn.sampling.max_tokens
+
+    def check_gone(self) -> None:
+        """Caches hang on what was taken over."""
 
 
 def check_parts(oracle: Oracle, engine: WatchedReference, eos_id: int = -1) -> int:

@@ -1,12 +1,15 @@
-"""Random schedules on the reference engine in exact mode: tokens and cache bytes of lone cold runs."""
+"""Random schedules on the reference engine. In exact mode: tokens and cache bytes of lone cold runs. In replay mode:
+with drafts what the audit gives without."""
 
 import time
 from collections import Counter
 from functools import partial
 
+import msgspec
 import pytest
 
-from tests.turns.reference import Oracle, ReferenceWorld, make_greedy
+from tests.turns.half import METRICS
+from tests.turns.reference import Oracle, ReferenceWorld, ReplayWorld, make_greedy
 from tests.turns.schedule import draw
 from tests.turns.shrink import shrink
 from tests.turns.test_schedules import quiet  # noqa: F401 - a fixture
@@ -17,12 +20,18 @@ FULL = 200
 BLOCK = 10
 
 
-def check(oracle: Oracle, seeds: range) -> Counter[str]:
+def check(oracle: Oracle, seeds: range, kind: type[ReferenceWorld] = ReferenceWorld) -> Counter[str]:
     """Play the schedules of `seeds`; what occurred in all of them. Fails with the smallest form of a wrong one."""
     total: Counter[str] = Counter()
-    make_world = partial(ReferenceWorld, oracle=oracle)
+    make_world = partial(kind, oracle=oracle)
     for seed in seeds:
         schedule = make_greedy(draw(seed))
+        if kind is ReplayWorld:
+            setting = msgspec.structs.replace(
+                schedule.setting, audits=True, drafts=schedule.setting.drafts or 2, hands_over=False, blocks=120,
+                pages=1024 // schedule.setting.page_tokens,
+            )  # fmt: skip
+            schedule = msgspec.structs.replace(schedule, setting=setting)
         fault = find_fault(schedule, total, make_world)
         if fault is not None:
             small = shrink(schedule, lambda other: find_fault(other, None, make_world) is not None, trials=30)
@@ -45,3 +54,11 @@ def test_many_schedules(oracle: Oracle, start: int, capsys: pytest.CaptureFixtur
     with capsys.disabled():
         print(f"\n{BLOCK} schedules from {start}: {time.monotonic() - started_s:.1f} s, {total['compared']} caches")
     assert total["device"] and total["host"]
+
+
+@pytest.mark.parametrize("start", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(3, 63, BLOCK))])
+def test_drafts_are_audited_in_replay_mode(oracle: Oracle, start: int) -> None:
+    """That an audit found nothing else is looked at in every schedule."""
+    before = METRICS._audits.labels("same")._value.get()
+    check(oracle, range(start, start + (BLOCK if start else 3)), ReplayWorld)
+    assert METRICS._audits.labels("same")._value.get() > before

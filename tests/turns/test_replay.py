@@ -5,8 +5,10 @@ Oracles make the same replays by other means, see tests/reference.
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -25,11 +27,18 @@ PROMPT = TEXT[:150]
 WINDOW = 16
 
 
-def run(oracle: Oracle, scenario: Callable[[Node], Awaitable[Any]], *, drafts: int = 0, chunk_tokens: int = 50) -> Any:
+def run(
+    oracle: Oracle,
+    scenario: Callable[[Node], Awaitable[Any]],
+    *,
+    drafts: int = 0,
+    chunk_tokens: int = 50,
+    max_turns: int = 4,
+) -> Any:
     """What `scenario` gives on a node in replay mode."""
 
     async def main() -> Any:
-        engine = WatchedReference(oracle.model, oracle.drafter if drafts else None, 24, 4, "replay")
+        engine = WatchedReference(oracle.model, oracle.drafter if drafts else None, 24, max_turns, "replay")
         async with serving(engine, drafts=drafts, chunk_tokens=chunk_tokens) as node:
             return await scenario(node)
 
@@ -122,3 +131,24 @@ def test_pitfall_11_what_is_reused_rises_with_what_is_shared(replay_tokens: int)
         least = shared - 7 - replay_tokens if replay_tokens else shared / 1.5 - 16
         assert count >= least, (shared, count)
     assert reused[120] == 120 and len(set(reused)) > 5
+
+
+@pytest.mark.parametrize("drafts", [0, pytest.param(5, marks=FULL)])
+def test_a_turn_that_is_put_back_goes_on_as_if_it_had_not_been(oracle: Oracle, drafts: int) -> None:
+    """It goes on exactly where it was: nothing that it decoded is replayed."""
+
+    async def scenario(node: Node, others: int) -> list[int]:
+        low = msgspec.structs.replace(say("low", PROMPT[:70], 40), priority=1)
+        ticket = node.scheduler.submit(low)
+        tokens: list[int] = []
+        came = 0
+        async for result in ticket:
+            tokens += result.ids
+            if came < others and len(tokens) >= 6 * came:
+                came += 1
+                await node.run(say(f"high{came}", TEXT[200 + came : 209], 2))
+        assert node.read_metric("dsuf_preemptions_total") >= others - 1
+        return tokens
+
+    alone, disturbed = (run(oracle, partial(scenario, others=others), drafts=drafts, max_turns=1) for others in (0, 4))
+    assert alone == disturbed

@@ -62,6 +62,11 @@ class World:
         tokens: list[int] = self.engine.cold_tokens(turn)
         return tokens
 
+    def check_tokens(self, turn: Turn, tokens: list[int], whole: bool) -> None:
+        """See that `tokens` are those that `turn` must give, or, where it left, the first of them."""
+        expected = self.cold_tokens(turn)
+        assert tokens == (expected if whole else expected[: len(tokens)]), f"{turn.id}: {tokens} for {expected}"
+
     def check_gone(self) -> None:
         """What the engine kept of turns that left it is right too."""
 
@@ -140,16 +145,14 @@ class World:
     def _check(self, turn: Turn, visit: Visit, ticket: TurnTicket, results: list[StepResult]) -> list[int]:
         """See that what `turn` gave is right; its tokens."""
         tokens = [token for result in results for token in result.ids]
-        expected = self.cold_tokens(turn)
-        assert tokens == expected[: len(tokens)], f"{turn.id}: {tokens} instead of {expected}"
         whole = bool(results) and results[-1].finish is not None
+        self.check_tokens(turn, tokens, whole)
         leaves = visit.leaves_after_results is not None or visit.leaves_after_s is not None
         assert whole or leaves or ticket.failed, f"{turn.id} ended without a reason"
         told = [result.usage for result in results if result.usage is not None]
         assert len(told) <= 1 and all(usage is results[0].usage for usage in told), "usage comes first, and once"
         if whole:
             self.ends["whole"] += 1
-            assert tokens == expected, f"{turn.id} ended early"
             self._check_usage(turn, ticket, told[0] if told else None, len(tokens))
         elif not ticket.failed:
             self.ends["left"] += 1
@@ -237,6 +240,7 @@ class World:
         """Soon after the last turn nothing is in use."""
         for half in self.halves:
             assert await half.scheduler.wait_idle(5.0), half.scheduler.counters()
+            await self._be_audited(half)
             for _ in range(2000):
                 if not any(half.in_use.values()):
                     break
@@ -245,6 +249,14 @@ class World:
             half.look()
             assert set(half.engine.counters().values()) == {0}
         self.check_gone()
+
+    async def _be_audited(self, half: Half) -> None:
+        """Let what waits for an audit have it; where the server has stopped nothing will."""
+        auditor = half.scheduler._auditor
+        for _ in range(400 if self.schedule.stops_at_s is None else 0):
+            if not auditor._backlog and auditor._free.is_set():
+                break
+            await asyncio.sleep(0.02)
 
 
 def play(schedule: Schedule, make_world: Callable[[Schedule], World] = World) -> Counter[str]:

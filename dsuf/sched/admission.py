@@ -7,8 +7,9 @@ of worse priority, or of tenants that hold more places than its own; those go ba
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
-from dsuf.errors import QueueFull, RequestError
+from dsuf.errors import EngineFailed, QueueFull, RequestError
 from dsuf.kv.sessions import Sessions
 from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Metrics
@@ -16,6 +17,7 @@ from dsuf.sched.held import Held
 from dsuf.sched.places import Places
 from dsuf.sched.preemption import Running, choose_victims
 from dsuf.sched.reception import Reception
+from dsuf.sched.ticket import TurnTicket
 from dsuf.types import Turn
 
 _LOOK_AGAIN_S = 1.0  # in case that room came without a word
@@ -114,7 +116,16 @@ class Admission:
             self._metrics.observe_queue(held.attached_s - ticket.submitted_s)
         task = self._places.fill(held)
         self._filling.add(task)
-        task.add_done_callback(self._filling.discard)
+        task.add_done_callback(partial(self._on_filled, ticket))
+
+    def _on_filled(self, ticket: TurnTicket, task: asyncio.Task[None]) -> None:
+        """The cache of a turn is filled, or that failed in a way that nobody thought of: then the turn ends."""
+        self._filling.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log_event("filling a cache failed", level="error", error=error, turn=ticket.turn.id)
+        if not ticket.ended:
+            self._reception.fail([ticket], EngineFailed("the server failed to begin this request"))
 
     def _fail_queued(self, turn: Turn, error: RequestError) -> None:
         """End `turn`, if it still waits."""

@@ -23,6 +23,7 @@ from dsuf.sched.scheduler import Scheduler
 from dsuf.types import StepPlan, Ticket, Turn
 from tests.sched.rig import serving, until
 from tests.toy import ToyEngine, make_turn
+from tests.turns.clock import run_virtually
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +143,13 @@ class TimedEngine(ToyEngine):
         return seconds
 
 
-async def test_a_stream_beside_four_prompts_on_an_engine_of_known_cost() -> None:
-    """A whole chunk would take twice the bound."""
+def test_a_stream_beside_four_prompts_on_an_engine_of_known_cost() -> None:
+    """A whole chunk would take twice the bound. On virtual time, as what the machine does beside is no cost."""
+    run_virtually(stream_beside_prompts)
+
+
+async def stream_beside_prompts() -> None:
+    """One stream decodes while four prompts are computed."""
     engine = TimedEngine(5)
     async with serving(engine, chunk_tokens=1200, gap_s=0.05) as scheduler:
         ticket = scheduler.submit(make_turn("stream", range(1, 20), max_tokens=3000))
@@ -162,7 +168,13 @@ async def test_a_stream_beside_four_prompts_on_an_engine_of_known_cost() -> None
     assert largest is not None and float(largest[1]) == pytest.approx(wall_s.max(), abs=0.02)
 
 
-async def test_two_tenants_at_10_to_1_on_an_engine_of_known_cost() -> None:
+def test_two_tenants_at_10_to_1_on_an_engine_of_known_cost() -> None:
+    """On virtual time."""
+    run_virtually(one_beside_ten)
+
+
+async def one_beside_ten() -> None:
+    """A tenant with one stream, then another one with ten."""
     engine = TimedEngine(12)
     async with serving(engine, chunk_tokens=64) as scheduler:
         small = Listener(

@@ -91,9 +91,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @contextmanager
 def virtual_time(loop: VirtualLoop) -> Iterator[None]:
-    """Within, our modules read the clock of `loop`."""
+    """Within, our modules, and tests of the scheduler, read the clock of `loop`."""
     clock = SimpleNamespace(monotonic=loop.time, time=time.time, perf_counter=time.perf_counter)
-    modules = [m for name, m in sys.modules.items() if name.startswith("dsuf.") and getattr(m, "time", None) is time]
+    ours = [module for name, module in sys.modules.items() if name.startswith(("dsuf.", "tests.sched."))]
+    modules = [module for module in ours if getattr(module, "time", None) is time]
     patches = [patch.object(module, "time", clock) for module in modules]
     for each in patches:
         each.start()

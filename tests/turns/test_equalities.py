@@ -104,8 +104,7 @@ def test_a_hit_at_a_chunk_end_changes_nothing(oracle: Oracle, chunk: int, source
     async def scenario(node: Node) -> None:
         await node.run(say("first", TEXT[:200], max_tokens=1))
         for number, shared in enumerate((chunk + 3, 120, 199)):
-            if source == "host":
-                await node.forget_device()
+            await (node.forget_device() if source == "host" else node.rest())
             turn = say(f"next{number}", TEXT[:shared], TEXT[300:307], max_tokens=WANTED if shared == 120 else 9)
             reply = await node.run(turn)
             check_cold(oracle, [turn], [reply.tokens])

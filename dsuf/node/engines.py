@@ -83,6 +83,7 @@ def foresee_facts(settings: Settings, model: Model) -> EngineFacts:
         max_turns=settings.max_turns,
         vocabulary=model.config.vocab_size,
         eos_id=model.vocabulary.eos_id,
+        max_drafts=model.config.dspark_block_size if settings.drafts and name != "scripted" else 0,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dsuf.checkpoint.forms import RELEASED
@@ -29,6 +30,13 @@ def test_choice(monkeypatch: pytest.MonkeyPatch, model: engines.Model, asked: st
     settings = Settings(engine=asked)
     assert engines.pick_engine(settings) == picked
     assert engines.foresee_facts(settings, model).name == picked
+
+
+@pytest.mark.parametrize(("engine", "drafts", "most"), [("reference", 3, 5), ("reference", 0, 0), ("scripted", 3, 0)])
+def test_drafts_are_foreseen(model: engines.Model, engine: str, drafts: int, most: int) -> None:
+    """Facts that are told before the weights are there name the head's block where the head will be loaded."""
+    settings = msgspec.structs.replace(Settings(drafts=drafts), engine=engine)
+    assert engines.foresee_facts(settings, model).max_drafts == most
 
 
 def test_settings_reach_the_engine(monkeypatch: pytest.MonkeyPatch, model: engines.Model) -> None:

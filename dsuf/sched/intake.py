@@ -48,5 +48,5 @@ class Intake:
             ticket.peer_from = await self._taker.take(ticket.turn)
         except Exception as error:
             log_event("hand-off failed", level="warning", error=error, turn=ticket.turn.id)
-        del self._taking[ticket.turn.id]
-        self._on_taken(ticket)
+        if self._taking.pop(ticket.turn.id, None) is not None:  # it may have left in the last moment
+            self._on_taken(ticket)

@@ -109,7 +109,8 @@ class Half:
     async def close(self) -> None:
         """Everything comes back."""
         await self.sessions.close()
-        assert set(self.sessions.counters().values()) == {0}
+        counters = self.sessions.counters()
+        assert set(counters.values()) == {0}, counters
         assert list(self.arena.tree.nodes()) == []
         assert self.sessions.pool.room == self.engine.layout.pages
         assert self.arena.blocks.free == self.arena.blocks.count

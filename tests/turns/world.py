@@ -241,10 +241,11 @@ class World:
         for half in self.halves:
             assert await half.scheduler.wait_idle(5.0), half.scheduler.counters()
             await self._be_audited(half)
-            for _ in range(2000):
-                if not any(half.in_use.values()):
-                    break
-                await asyncio.sleep(0.005)
+        for _ in range(2000):  # what was asked of the other node may come late
+            if not any(any(half.in_use.values()) for half in self.halves):
+                break
+            await asyncio.sleep(0.005)
+        for half in self.halves:
             assert not any(half.in_use.values()), half.in_use
             half.look()
             assert set(half.engine.counters().values()) == {0}

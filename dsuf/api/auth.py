@@ -9,7 +9,7 @@ from dsuf.errors import AuthenticationFailed
 _NAME_CHARACTERS = 12
 
 
-def authenticate(headers: Mapping[str, str], keys: Iterable[str]) -> str:
+def authenticate(headers: Mapping[str, str], keys: Iterable[str], *, kind: str = "API key") -> str:
     """The tenant that the request's key stands for, "" where no key is asked for; raises `AuthenticationFailed`.
 
     `Authorization: Bearer` wins over `x-api-key`. A tenant's name is derived from its key and does not reveal it.
@@ -20,14 +20,14 @@ def authenticate(headers: Mapping[str, str], keys: Iterable[str]) -> str:
     sent = _to_bytes(_sent_key(headers))
     matches = [hmac.compare_digest(sent, key) for key in known]  # all are compared, so that time tells nothing
     if not any(matches):
-        raise AuthenticationFailed("a valid API key is required (Authorization: Bearer, or x-api-key)")
+        raise AuthenticationFailed(f"a valid {kind} is required (Authorization: Bearer, or x-api-key)")
     return hashlib.sha256(sent).hexdigest()[:_NAME_CHARACTERS]
 
 
 def authenticate_admin(headers: Mapping[str, str], admin_keys: Sequence[str], *, open_to_all: bool) -> None:
     """Raise `AuthenticationFailed` unless the request carries an admin key, or there is none and none of any kind."""
     if admin_keys:
-        authenticate(headers, admin_keys)
+        authenticate(headers, admin_keys, kind="admin key")
     elif not open_to_all:
         raise AuthenticationFailed("this needs an admin key, and the server has none")
 

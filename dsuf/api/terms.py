@@ -28,7 +28,7 @@ def read_terms(headers: Mapping[str, str]) -> Terms:
     if (text := headers.get(TIMEOUT_HEADER)) is not None:
         timeout_s = _to_number(text)
         if not 0 < timeout_s <= TIMEOUT_LIMIT_S:
-            raise InvalidRequest(f"{TIMEOUT_HEADER} must be a number of seconds, at most {TIMEOUT_LIMIT_S:g}")
+            raise InvalidRequest(f"{TIMEOUT_HEADER} must be a number of seconds above 0, at most {TIMEOUT_LIMIT_S:g}")
     priority = headers.get(PRIORITY_HEADER)
     return Terms(priority=None if priority is None else _to_priority(priority), timeout_s=timeout_s)
 

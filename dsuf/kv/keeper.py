@@ -33,6 +33,7 @@ class Copy:
         self.state: SessionState | None = None
         self.before = holding.latest
         self.tasks = 0
+        self.stale = False
         self.ended = asyncio.Event()
         holding.latest = self
 
@@ -85,6 +86,11 @@ class Keeper:
         except TimeoutError:
             log_event("session caches not kept in time", level="warning", copies=len(self._under_way))
 
+    def drop(self) -> None:
+        """Publish nothing of what is on its way now."""
+        for copy in self._under_way:
+            copy.stale = True
+
     def _start(self, work: Callable[[Copy], Coroutine[Any, Any, None]], copy: Copy) -> asyncio.Task[None]:
         """Begin `work`, at whose end the pages are given back."""
         self._pool.retain(copy.holding.pages)
@@ -134,7 +140,7 @@ class Keeper:
     async def _copy_out(self, copy: Copy) -> None:
         """Make room, write, publish."""
         trace, head = await work(len(copy.state.ids if copy.state is not None else b""), _describe, copy)
-        if copy.holding.failed:
+        if copy.holding.failed or copy.stale:
             return
         if head.stateful:
             self._name(copy, trace)
@@ -181,7 +187,7 @@ class Keeper:
     ) -> CommitPoint | None:  # fmt: skip
         """Let what was written be found, unless the turn failed meanwhile; pages without a state give way to it."""
         holding = copy.holding
-        if holding.failed or (head.stateful and self._is_known(filling.trace, head)):
+        if holding.failed or copy.stale or (head.stateful and self._is_known(filling.trace, head)):
             self._arena.abandon(filling)
             return None
         kept = self._arena.publish(filling, head, checksums, checksum)

@@ -166,7 +166,8 @@ class Sessions:
             holding.latest = None  # which knows the turn in turn
 
     def flush(self) -> int:
-        """Drop everything that is kept and not in use; how many commit points that were."""
+        """Drop everything that is kept, or about to be, and not in use; how many commit points that were."""
+        self._keeper.drop()
         self.pool.forget_all()
         return self.arena.clear()
 

@@ -74,17 +74,31 @@ def pick_engine(settings: Settings) -> EngineName:
 
 
 def foresee_facts(settings: Settings, model: Model) -> EngineFacts:
-    """What the engine's facts will be. `api/` needs them before the weights are there."""
-    name = pick_engine(settings)
+    """What the engine's facts will be. `api/` needs them before the weights are there.
+
+    Raises `CommandError` for more drafts than the model's head proposes.
+    """
+    name, most = pick_engine(settings), model.config.dspark_block_size
+    if settings.drafts > most and name != "scripted":
+        raise CommandError(f"drafts = {settings.drafts}: the draft head of this model proposes at most {most}")
+    block = most if settings.drafts and name != "scripted" else 0
+    context_tokens = min(settings.context_tokens, model.config.max_seq_len)
+    if settings.device_cache_tokens:  # a turn alone may fill all pages, but for what its last step writes beyond
+        context_tokens = min(context_tokens, _count_pages(settings) * PAGE_TOKENS - block)
     return EngineFacts(
         name=name,
         device={"reference": "cpu", "cuda": "gpu", "scripted": "none"}[name],
-        context_tokens=min(settings.context_tokens, model.config.max_seq_len),
+        context_tokens=context_tokens,
         max_turns=settings.max_turns,
         vocabulary=model.config.vocab_size,
         eos_id=model.vocabulary.eos_id,
-        max_drafts=model.config.dspark_block_size if settings.drafts and name != "scripted" else 0,
+        max_drafts=block,
     )
+
+
+def _count_pages(settings: Settings) -> int:
+    """Pages that the settings ask for; 0: as many as the engine finds right."""
+    return -(-settings.device_cache_tokens // PAGE_TOKENS)
 
 
 def load_engine(settings: Settings, model: Model, progress: Callable[[int], None]) -> Engine:
@@ -93,7 +107,7 @@ def load_engine(settings: Settings, model: Model, progress: Callable[[int], None
     `progress` hears of each layer that is there.
     """
     facts = foresee_facts(settings, model)
-    pages = -(-settings.device_cache_tokens // PAGE_TOKENS) or None
+    pages = _count_pages(settings) or None
     if facts.name == "cuda":
         return _load_cuda(settings, model, facts, progress)
     if facts.name == "scripted":
@@ -104,15 +118,20 @@ def load_engine(settings: Settings, model: Model, progress: Callable[[int], None
             load_script(settings.script), vocabulary.encode, vocabulary.decode, facts, pages=pages, replay_tokens=replay
         )
     speculation = Speculation(rule=settings.draft_rule, confidence=settings.draft_confidence)
-    return ReferenceEngine.load(
-        model.directory,
-        context_tokens=facts.context_tokens,
-        max_turns=facts.max_turns,
-        prefill=settings.prefill,
-        pages=pages,
-        speculation=speculation if settings.drafts else None,
-        progress=progress,
-    )
+    try:
+        return ReferenceEngine.load(
+            model.directory,
+            context_tokens=facts.context_tokens,
+            max_turns=facts.max_turns,
+            prefill=settings.prefill,
+            pages=pages,
+            speculation=speculation if settings.drafts else None,
+            progress=progress,
+        )
+    except (MemoryError, OverflowError, ValueError) as error:
+        if pages is None:
+            raise
+        raise CommandError(f"device_cache_tokens = {settings.device_cache_tokens}: no such memory: {error}") from error
 
 
 def _load_cuda(settings: Settings, model: Model, facts: EngineFacts, progress: Callable[[int], None]) -> CudaEngine:
@@ -130,7 +149,7 @@ def _load_cuda(settings: Settings, model: Model, facts: EngineFacts, progress: C
     setup = Setup(
         context_tokens=facts.context_tokens, max_turns=facts.max_turns, drafts=settings.drafts > 0,
         prefill_rows=min(settings.prefill_chunk_tokens, MOST_PREFILL_ROWS),
-        pages=-(-settings.device_cache_tokens // PAGE_TOKENS), budget_bytes=settings.device_bytes,
+        pages=_count_pages(settings), budget_bytes=settings.device_bytes,
         engram_on_host=settings.engram_on_host, rule=settings.draft_rule, confidence=settings.draft_confidence,
     )  # fmt: skip
     try:

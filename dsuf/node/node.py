@@ -93,6 +93,7 @@ class Node:
         self._listener = listener
         self._startup = startup
         self._loading = False
+        self._cache_memory = memoryview(b"")
         self._runner: ApiRunner | None = None
         self._server: asyncio.AbstractServer | None = None
         self._sampling: asyncio.Task[None] | None = None
@@ -100,6 +101,7 @@ class Node:
 
     async def start(self) -> None:
         """Find the model, listen, load, warm up; each step prints its line."""
+        self._cache_memory = _map_cache(self.settings.cache_bytes)
         self._loading = True
         model = await self._open_model()
         with self._startup.step("listening") as remarks:
@@ -212,7 +214,7 @@ class Node:
             audit_share=settings.audit_share,
             role=settings.role,
         )
-        blocks = Blocks(engine.layout.page_bytes, map_memory(settings.cache_bytes))
+        blocks = Blocks(engine.layout.page_bytes, self._cache_memory)
         self.sessions = Sessions(engine, Arena(blocks), self.metrics)
         self.scheduler = Scheduler(engine, limits, self.metrics, self.sessions)
         self.metrics.watch_load(self.scheduler.load)
@@ -231,6 +233,14 @@ class Node:
             log_event("engine left behind", level="warning")
             return False
         return True
+
+
+def _map_cache(size_bytes: int) -> memoryview:
+    """Memory for session caches; raises `CommandError` where the system has no such room."""
+    try:
+        return map_memory(size_bytes)
+    except (MemoryError, OSError, OverflowError, ValueError) as error:
+        raise CommandError(f"cache_bytes = {size_bytes}: no such memory: {error}") from error
 
 
 async def _serve(node: Node) -> tuple[int, bool]:

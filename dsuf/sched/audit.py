@@ -51,8 +51,11 @@ class Auditor:
         self._free.set()
 
     def note(self, ticket: TurnTicket) -> None:
-        """A turn came to its end; if it was greedy and had drafts, it may be the next to audit."""
-        if not ticket.drafted_tokens or ticket.turn.sampling.temperature:
+        """A turn came to its end; if it was greedy and had drafts, it may be the next to audit.
+
+        One that was put back is not: where its state was not kept, a replayed window stands in the midst of its answer.
+        """
+        if not ticket.drafted_tokens or ticket.turn.sampling.temperature or ticket.was_put_back:
             return
         self._due += self._share
         if self._due < 1:

@@ -24,13 +24,14 @@ _EVEN = 16  # chunks are multiples of this, for the kernels' tiles
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of a plan: prompt tokens a chunk at most, and at least where streams wait, the gap bound, drafts a row,
-    and tokens that the end of a prompt replays."""
+    tokens that the end of a prompt replays, and how long a step may be expected to take where no stream waits."""
 
     chunk_tokens: int = 256
     least_tokens: int = 16
     gap_s: float = 0.5
     drafts: int = 0
     replay_tokens: int = 0
+    most_s: float = float("inf")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +175,7 @@ class _Step:
         rest = turn.length - turn.done
         limit = min(rest, self.rules.chunk_tokens)
         if not self.state.rows:
-            return limit
+            return self.fit_alone(limit)
         limit = min(limit, max(self.cost.known_tokens, self.rules.least_tokens))
         if not self.cost.token_s:
             return limit
@@ -187,6 +188,13 @@ class _Step:
         ):
             fits = min(limit, max(min(fits, rest - 1) // _EVEN * _EVEN, self.rules.least_tokens))
         return fits
+
+    def fit_alone(self, limit: int) -> int:
+        """Of `limit` tokens those that a step without rows has time for: turns that come meanwhile wait for its end."""
+        room_s = self.rules.most_s - self.cost.step_s
+        if not self.cost.token_s or self.cost.token_s * limit <= room_s:
+            return limit
+        return min(limit, max(int(room_s / self.cost.token_s) // _EVEN * _EVEN, self.rules.least_tokens))
 
     def room_s(self) -> float:
         """How long the step may take: each row in it gets its token at its end, the others one step later."""

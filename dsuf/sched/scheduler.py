@@ -28,6 +28,7 @@ from dsuf.types import Engine, StepPlan, Turn
 __all__ = ["Limits", "Scheduler"]
 
 _FAREWELL_S = 1.0  # for the steps under way when the scheduler is stopped
+_CHUNK_SHARE = 0.1  # of the step deadline, for a chunk that no stream waits for
 _PROBE = Choice(plan=StepPlan(), shape=Shape(), expected_s=0.0, balances_s={})
 
 
@@ -49,7 +50,7 @@ class Scheduler:
         self._planner = Planner(
             Rules(
                 chunk_tokens=limits.chunk_tokens, gap_s=limits.gap_s, drafts=limits.drafts,
-                replay_tokens=engine.layout.replay_tokens,
+                replay_tokens=engine.layout.replay_tokens, most_s=limits.step_deadline_s * _CHUNK_SHARE,
             )
         )  # fmt: skip
         self._auditor = Auditor(

@@ -31,6 +31,7 @@ class TurnTicket:
         self.latest_s = now_s
         self.failed = False
         self.drafted_tokens = 0
+        self.was_put_back = False
         self.peer_from: int | None = None  # where what another node computed of the prompt begins
         self.for_peer = False  # whether another node waits for the prompt
         self.timers: list[asyncio.TimerHandle] = []
@@ -74,6 +75,7 @@ class TurnTicket:
     def put_back(self) -> None:
         """The engine holds the turn no longer; it waits again."""
         self.stage = "queued"
+        self.was_put_back = True
 
     def take_over(self, source: Usage) -> None:
         """The engine got some positions of the prompt from a cache; what the first stay says is what the client is

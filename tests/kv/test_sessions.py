@@ -409,6 +409,21 @@ async def test_flush_drops_everything(replay: int) -> None:
 
 
 @MODES
+async def test_flush_drops_what_is_on_its_way(replay: int) -> None:
+    rig = Rig(replay_tokens=replay)
+    turn = make_turn("a", ids(40))
+    restored = await rig.begin(turn)
+    await rig.compute(turn, restored.start)
+    await rig.end(turn)
+    assert rig.sessions.counters()["copies"]
+    rig.sessions.flush()
+    await rig.settle()
+    assert rig.arena.counters()["entries"] == rig.arena.counters()["bytes"] == 0
+    assert (await run(rig, "b", ids(40))).restored.start == 0
+    await rig.close()
+
+
+@MODES
 async def test_long_prompts_are_copied_in_slices(monkeypatch: pytest.MonkeyPatch, replay: int) -> None:
     """Neither a copy out nor one in keeps the engine for long; what is kept is one commit point."""
     for module in (keeper, loader):

@@ -39,6 +39,20 @@ def test_drafts_are_foreseen(model: engines.Model, engine: str, drafts: int, mos
     assert engines.foresee_facts(settings, model).max_drafts == most
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_the_context_fits_the_pages(model: engines.Model, drafts: int) -> None:
+    """What is promised to clients is what a turn alone can have, with what its last step writes beyond its end."""
+    settings = Settings(device_cache_tokens=500, drafts=drafts, engine="reference")
+    overrun = model.config.dspark_block_size if drafts else 0
+    assert engines.foresee_facts(settings, model).context_tokens == 4 * 128 - overrun
+
+
+def test_more_drafts_than_the_head_proposes_are_refused(model: engines.Model) -> None:
+    """The head's block is all that there is to verify."""
+    with pytest.raises(CommandError, match="at most 5"):
+        engines.foresee_facts(Settings(drafts=6, engine="reference"), model)
+
+
 def test_settings_reach_the_engine(monkeypatch: pytest.MonkeyPatch, model: engines.Model) -> None:
     """Memory, caches, drafts and prefill are what the settings say; bytes of weights count as layers."""
     seen: list[tuple[Path, Setup, str]] = []

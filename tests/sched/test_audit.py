@@ -76,6 +76,20 @@ async def test_a_share_of_greedy_turns_with_drafts_is_audited_and_no_others() ->
         assert audits(scheduler) == {"same": 2}
 
 
+async def test_a_turn_that_was_put_back_is_not_audited() -> None:
+    """A window may have been replayed in the midst of its answer, which an audit would not do."""
+    async with toying(drafts=3, audit_share=1.0, max_turns=1) as (scheduler, engine):
+        engine.step_s = lambda plan: 0.002
+        late = scheduler.submit(make_turn("late", ids(9), max_tokens=40, priority=1))
+        await until(lambda: late.stage == "decoding")
+        soon = scheduler.submit(make_turn("soon", ids(9, 1), max_tokens=9))
+        await asyncio.gather(tokens(late), tokens(soon))
+        assert late.was_put_back
+        await until(lambda: audits(scheduler) == {"same": 1})
+        await asyncio.sleep(2 * audit.SETTLE_S)
+        assert audits(scheduler) == {"same": 1}
+
+
 async def test_without_drafts_nothing_is_audited() -> None:
     async with toying(drafts=0, audit_share=1.0) as (scheduler, _):
         await tokens(scheduler.submit(make_turn("t", ids(9), max_tokens=9)))

@@ -161,6 +161,18 @@ def test_a_chunk_never_pushes_a_step_over_the_bound_unless_it_is_the_least_one(
 
 
 @settings(deadline=None)
+@given(st.integers(1, 20_000), st.floats(1e-5, 0.01), st.floats(0.1, 10))
+def test_a_chunk_alone_keeps_to_the_time_of_a_step(length: int, token_s: float, most_s: float) -> None:
+    rules = Rules(chunk_tokens=16_384, most_s=most_s)
+    state = State(prompts=(Prefilling(turn="p", done=0, length=length),))
+    choice = choose_step(state, Cost(step_s=0.01, token_s=token_s), rules)
+    tokens = choice.plan.prefill[0].stop
+    assert choice.expected_s <= most_s + 1e-9 or tokens == min(length, rules.least_tokens)
+    if 0.01 + (tokens + 17) * token_s < most_s:
+        assert tokens == min(length, 16_384), "as long as there is time for"
+
+
+@settings(deadline=None)
 @given(states(), rules)
 def test_one_tenant_and_free_batching_serve_every_row(state: State, rules: Rules) -> None:
     single = msgspec.structs.replace(

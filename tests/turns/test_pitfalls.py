@@ -105,7 +105,7 @@ RIGHT = {"noise": [0], "truth": [5], "mixture": [0, 3, 5, 1, 4, 2, 5, 5, 0]}
 
 
 @pytest.mark.parametrize("kind", RIGHT)
-@pytest.mark.parametrize("depth", [n if n in (2, 5) else pytest.param(n, marks=pytest.mark.full) for n in range(1, 6)])
+@pytest.mark.parametrize("depth", [n if n == 5 else pytest.param(n, marks=pytest.mark.full) for n in range(1, 6)])
 def test_pitfall_08_drafting_that_changes_the_answer(oracle: Oracle, kind: str, depth: int) -> None:
     """Right and wrong drafts, across ends of groups, windows and pages, also right behind what was taken over."""
 
@@ -125,7 +125,7 @@ def test_pitfall_08_drafting_that_changes_the_answer(oracle: Oracle, kind: str, 
     run(oracle, scenario, drafts=depth)
 
 
-@pytest.mark.parametrize("offset", [3, 7, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2, 4, 5, 6, 8, 9))])
+@pytest.mark.parametrize("offset", [7, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2, 3, 4, 5, 6, 8, 9))])
 def test_pitfall_07_the_state_behind_a_stop_can_be_cut_back_to_it(oracle: Oracle, offset: int) -> None:
     """Even if every draft is right, so that a step goes past the stop as far as it can."""
 

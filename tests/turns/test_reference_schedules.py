@@ -15,7 +15,7 @@ from tests.turns.shrink import shrink
 from tests.turns.test_schedules import quiet  # noqa: F401 - a fixture
 from tests.turns.world import find_fault
 
-SHORT = 5
+SHORT = 4
 FULL = 200
 BLOCK = 10
 

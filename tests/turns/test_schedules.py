@@ -24,7 +24,7 @@ from tests.turns.schedule import draw
 from tests.turns.shrink import shrink
 from tests.turns.world import find_fault
 
-SHORT = 250
+SHORT = 200
 FULL = 10_000
 BLOCK = 250
 EXPECTED = (

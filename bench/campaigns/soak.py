@@ -147,6 +147,7 @@ def describe(outcome: Outcome, minutes: float, visitors: int) -> dict[str, objec
         "files": list(outcome.files),
         "threads": list(outcome.threads),
         **tally.done,
+        "first_faults": outcome.faults()[:5],
     }
 
 

@@ -14,7 +14,7 @@ from bench.chat import Reply, stream
 from bench.conversation import Conversation, Shape
 
 SHAPE = Shape(system_words=120, prompt_words=40, turns=3, max_tokens=24, thinking_share=0.2)
-DEADLINE_S = 120.0
+DEADLINE_S = 400.0
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 CANARIES = ("Count the pages.", "Where does a token go?", "Name the node. " * 60)
 

@@ -53,7 +53,7 @@ def test_many_schedules(oracle: Oracle, start: int, capsys: pytest.CaptureFixtur
     total = check(oracle, range(start, start + BLOCK))
     with capsys.disabled():
         print(f"\n{BLOCK} schedules from {start}: {time.monotonic() - started_s:.1f} s, {total['compared']} caches")
-    assert total["device"] and total["host"]
+    assert total["compared"] and (total["device"] or total["host"])
 
 
 @pytest.mark.parametrize("start", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(3, 63, BLOCK))])

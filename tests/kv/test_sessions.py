@@ -6,7 +6,7 @@ Every turn's tokens are compared with those of an engine that computes everythin
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -345,12 +345,8 @@ async def run_unchecked(rig: Rig, name: str, prompt: Sequence[int]) -> None:
     await rig.settle()
 
 
-@MODES
-async def test_what_a_failed_step_leaves_is_not_kept(replay: int) -> None:
-    """Nor is what the turn took over, if it had no token yet, or what it made of that."""
-    rig = Rig(replay_tokens=replay)
-    await run(rig, "a", ids(30))
-    entries = rig.arena.counters()["entries"]
+def fail_third_step() -> Callable[[str], float]:
+    """For `ToyEngine.before`: two steps run, the one after them raises."""
     steps = iter([0, 0, 1])
 
     def before(name: str) -> float:
@@ -358,7 +354,16 @@ async def test_what_a_failed_step_leaves_is_not_kept(replay: int) -> None:
             raise EngineFailed("no")
         return 0.0
 
-    rig.engine.before = before
+    return before
+
+
+@MODES
+async def test_what_a_failed_step_leaves_is_not_kept(replay: int) -> None:
+    """Nor is what the turn took over, if it had no token yet, or what it made of that."""
+    rig = Rig(replay_tokens=replay)
+    await run(rig, "a", ids(30))
+    entries = rig.arena.counters()["entries"]
+    rig.engine.before = fail_third_step()
     with pytest.raises(EngineFailed):
         await rig.run(make_turn("b", ids(80)))
     await rig.settle()
@@ -374,14 +379,7 @@ async def test_what_a_failed_step_leaves_is_not_kept(replay: int) -> None:
 async def test_a_step_that_fails_late_spares_what_was_trusted() -> None:
     rig = Rig()
     await run(rig, "a", ids(30))
-    steps = iter([0, 0, 1])
-
-    def before(name: str) -> float:
-        if name == "step" and next(steps):
-            raise EngineFailed("no")
-        return 0.0
-
-    rig.engine.before = before
+    rig.engine.before = fail_third_step()
     with pytest.raises(EngineFailed):
         await rig.run(make_turn("b", ids(31)))
     await rig.settle()

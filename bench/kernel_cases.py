@@ -139,9 +139,9 @@ def linear_cases(rows: int) -> Iterator[Case]:
             live | {"codes": u8(rows, k), "scales": e8m0(rows, k // 32), "out": bf16(rows, n), "n": n},
             n * k * 1025 // 1024,
         )
-    for note, n in (("router", CONFIG.n_routed_experts), ("LM head", CONFIG.vocab_size)):
+    for note, entry, n in (("router", "few", CONFIG.n_routed_experts), ("LM head", "dim", CONFIG.vocab_size)):
         yield Case(
-            "project_bf16_dim",
+            f"project_bf16_{entry}",
             note,
             lambda n=n: {"weight": bf16(n, N["dim"])},
             live | {"x": bf16(rows, N["dim"]), "out": f32(rows, n), "rounded": None, "n": n},

@@ -13,6 +13,9 @@ GROUP = 32
 STREAM_SPLIT = 256
 """Values of a row that one block of `project_streams` multiplies; the same constant stands in the source."""
 
+MOST_SLOTS = 640
+"""Cache rows that `attend_sparse` holds at once: what eight blocks have room for."""
+
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """What a kernel may depend on at compile time. Equal sizes give equal binaries, whatever the checkpoint."""
@@ -88,8 +91,14 @@ def _problems(s: Sizes, config: ModelConfig) -> list[str]:
     found = [f"{name} in whole groups of {GROUP}, not {width}" for name, width in widths.items() if width % GROUP]
     if s.head_dim % 64:
         found.append(f"head_dim in whole groups of 64, not {s.head_dim}")
+    if s.index_dim not in (32, 64, 128):
+        found.append(f"index_head_dim of 32, 64 or 128, not {s.index_dim}")
+    if s.block > 31:
+        found.append(f"draft blocks of at most 31, not {s.block}")
     if s.streams > 5:
         found.append(f"at most 5 streams, not {s.streams}")
+    if s.window + max(config.index_topk, s.block) > MOST_SLOTS:
+        found.append(f"at most {MOST_SLOTS} rows that a row attends to, not {s.window} and {config.index_topk}")
     if config.n_routed_experts > 1024:
         found.append(f"at most 1024 experts, not {config.n_routed_experts}")
     return found

@@ -56,10 +56,6 @@ def _once(n: Names) -> tuple[int, int]:
     return 1, 1
 
 
-def _four_rows(n: Names) -> tuple[int, int]:
-    return _blocks(n["rows"], 4), 1
-
-
 def _quantisers() -> list[Kernel]:
     def grid(n: Names) -> tuple[int, int]:
         return _blocks(n["width"], 8 * 256), n["rows"]
@@ -81,14 +77,15 @@ def _projections() -> list[Kernel]:
         "dim": ("dim", 16), "q_lora": ("q_lora", 4), "o": ("o_width", 8), "inter": ("inter", 8),
         "engram": ("engram_width", 8), "taps": ("tap_width", 8),
     }  # fmt: skip
+    bf16 = {"dim": ("dim", 8), "head_dim": ("head_dim", 8), "few": ("dim", 32)}
     return [
         *(
             Kernel(f"project_fp8_{name}", "project_fp8", contract.PROJECT_FP8, 32 * warps, _tiles, {"k": width})
             for name, (width, warps) in fp8.items()
         ),
         *(
-            Kernel(f"project_bf16_{width}", "project_bf16", contract.PROJECT_BF16, 256, _tiles, {"k": width})
-            for width in ("dim", "head_dim")
+            Kernel(f"project_bf16_{name}", "project_bf16", contract.PROJECT_BF16, 32 * warps, _tiles, {"k": width})
+            for name, (width, warps) in bf16.items()
         ),
         Kernel(
             "project_groups", "project_groups", contract.PROJECT_GROUPS, 256,
@@ -122,7 +119,7 @@ def expert_tiles(width: int) -> int:
 
 def _experts() -> list[Kernel]:
     return [
-        Kernel("route_experts", "route_experts", contract.ROUTE_EXPERTS, 128, _four_rows),
+        Kernel("route_experts", "route_experts", contract.ROUTE_EXPERTS, 128, _each_row),
         Kernel("group_experts", "group_experts", contract.GROUP_EXPERTS, 512, _once),
         Kernel(
             "experts_up", "experts_up", contract.EXPERTS_UP, 256,
@@ -144,7 +141,7 @@ def _caches() -> list[Kernel]:
     return [
         Kernel(
             "attend_sparse", "attend_sparse", contract.ATTEND_SPARSE, 256,
-            lambda n: (_blocks(n["heads"], 16), n["rows"]), shared_bytes=lambda n: 64 * (n["head_dim"] + 8) * 2,
+            lambda n: (8 * _blocks(n["heads"], 16), n["rows"]), shared_bytes=lambda n: 96 * (n["head_dim"] + 8) * 2,
         ),
         Kernel(
             "scale_heads", "scale_heads", contract.SCALE_HEADS, 256,
@@ -152,7 +149,7 @@ def _caches() -> list[Kernel]:
         ),
         Kernel(
             "score_index", "score_index", contract.SCORE_INDEX, 256,
-            lambda n: (_blocks(n["entries"], 256), _blocks(n["rows"], 8)),
+            lambda n: (_blocks(n["entries"], 256), _blocks(n["rows"], 4)),
         ),
         Kernel("select_rows", "select_rows", contract.SELECT_ROWS, 512, _cluster_a_row),
         Kernel("mark_blocks", "select_rows", contract.MARK_BLOCKS, 512, _cluster_a_row),

@@ -14,11 +14,15 @@
 // batch). Padding: kept 0, next -1. Bound: 8 bytes a logit and place, read from the cache.
 #include "cluster.cuh"
 #include "contract.h"
+#include "launch.cuh"
 #include "nucleus.cuh"
 
 namespace dsuf {
 
 constexpr int kThreads = 512, kBlock = DSUF_BLOCK;
+static_assert(kBlock < 32, "a warp has a lane a draft");
+
+__device__ __forceinline__ double unit_of(int64_t mass) { return mass > 0 ? 1.0 / double(mass) : 0.0; }
 
 // A turn of the launch: its slot, its first verified row and how many drafts were looked at.
 struct Judged {
@@ -33,11 +37,11 @@ struct Judged {
     inverse = temperature > 0.0 ? float(1.0 / temperature) : 0.0f;  // 0: greedy
   }
   __device__ Nucleus target(const JudgeDrafts& p, int r) const {
-    return {p.peak[row + r], p.least[row + r], inverse, p.last[row + r], p.mass[row + r]};
+    return {p.peak[row + r], p.least[row + r], inverse, p.last[row + r], unit_of(p.mass[row + r])};
   }
   __device__ Nucleus draft(const JudgeDrafts& p, int b, int r) const {
     const int at = b * kBlock + r;
-    return {p.draft_peak[at], p.draft_least[at], inverse, p.draft_last[at], p.draft_mass[at]};
+    return {p.draft_peak[at], p.draft_least[at], inverse, p.draft_last[at], unit_of(p.draft_mass[at])};
   }
   __device__ const float* target_logits(const JudgeDrafts& p, int r) const {
     return p.logits + int64_t(row + r) * p.vocabulary;
@@ -53,20 +57,31 @@ struct Judged {
   }
 };
 
-// w after `count` drafts.
-__device__ double prefix_weight(const JudgeDrafts& p, const Judged& turn, int b, int count) {
-  double w = 1.0;
-  for (int r = 0; r < count; ++r) {
-    double target, draft;
-    turn.odds(p, b, r, target, draft);
-    w = fmin(1.0, __ddiv_rn(__dmul_rn(w, target), draft));
-  }
-  return w;
-}
+// Of each draft its probabilities and the number that decides over it, and the number for a token after it or in its
+// place. A thread each, so that no memory is waited for twice.
+struct Odds {
+  double target[kBlock], draft[kBlock], ratio[kBlock], accept[kBlock], follow[kBlock + 1];
 
-__device__ __forceinline__ double accept_draw(const JudgeDrafts& p, const Judged& turn, int r) {
-  return uniform(p.seed[turn.slot], int64_t(p.length[turn.slot]) + 1 + r, kAccept);
-}
+  __device__ void find(const JudgeDrafts& p, const Judged& turn, int b) {
+    const int r = threadIdx.x % 32, job = threadIdx.x / 32;
+    const int64_t position = int64_t(p.length[turn.slot]) + 1 + r;
+    if (job == 0 && r < turn.drafts) {
+      turn.odds(p, b, r, target[r], draft[r]);
+      ratio[r] = __ddiv_rn(target[r], draft[r]);
+    }
+    if (job == 1 && r < turn.drafts) accept[r] = uniform(p.seed[turn.slot], position, kAccept);
+    if (job == 2 && r <= turn.drafts)
+      follow[r] = uniform(p.seed[turn.slot], position, r == turn.drafts ? kToken : kResidual);
+    __syncthreads();
+  }
+
+  // w after `count` drafts.
+  __device__ double weight(int count) const {
+    double w = 1.0;
+    for (int r = 0; r < count; ++r) w = fmin(1.0, __dmul_rn(w, ratio[r]));
+    return w;
+  }
+};
 
 __device__ int keep_greedy(const JudgeDrafts& p, const Judged& turn, int b) {
   int kept = 0;
@@ -74,28 +89,22 @@ __device__ int keep_greedy(const JudgeDrafts& p, const Judged& turn, int b) {
   return kept;
 }
 
-__device__ int keep_by_token(const JudgeDrafts& p, const Judged& turn, int b) {
-  for (int r = 0; r < turn.drafts; ++r) {
-    double target, draft;
-    turn.odds(p, b, r, target, draft);
-    if (!(__dmul_rn(accept_draw(p, turn, r), draft) < target)) return r;
-  }
+__device__ int keep_by_token(const Odds& odds, const Judged& turn) {
+  for (int r = 0; r < turn.drafts; ++r)
+    if (!(__dmul_rn(odds.accept[r], odds.draft[r]) < odds.target[r])) return r;
   return turn.drafts;
 }
 
-__device__ int keep_by_block(const JudgeDrafts& p, const Judged& turn, int b) {
+__device__ int keep_by_block(const JudgeDrafts& p, const Odds& odds, const Judged& turn, int b) {
   int kept = 0;
   double w = 1.0;
   for (int i = 1; i <= turn.drafts; ++i) {
-    double target, draft;
-    turn.odds(p, b, i - 1, target, draft);
-    w = fmin(1.0, __ddiv_rn(__dmul_rn(w, target), draft));
-    double chance = w;
-    if (i < turn.drafts) {
-      const double over = double(p.over[b * kBlock + i]) / kShareScale, below = over + 1.0 - w;
-      chance = below > 0.0 ? __ddiv_rn(over, below) : 1.0;
-    }
-    if (accept_draw(p, turn, i - 1) <= chance) kept = i;
+    w = fmin(1.0, __dmul_rn(w, odds.ratio[i - 1]));
+    // The chance is over / below, and certain where nothing is below.
+    const bool last = i == turn.drafts;
+    const double over = last ? w : __dmul_rn(double(p.over[b * kBlock + i]), 1.0 / kShareScale);
+    const double below = last ? 1.0 : __dsub_rn(__dadd_rn(over, 1.0), w);
+    if (__dmul_rn(odds.accept[i - 1], below) <= over) kept = i;
   }
   return kept;
 }
@@ -116,56 +125,34 @@ __device__ Excess excess_at(const JudgeDrafts& p, const Judged& turn, int b, int
   return {turn.target(p, r), turn.draft(p, b, r), turn.target_logits(p, r), turn.draft_logits(p, b, r), weight};
 }
 
-__device__ __forceinline__ void share_of(int vocabulary, int& first, int& stop) {
-  const int each = (vocabulary + kClusterBlocks - 1) / kClusterBlocks;
-  first = min(cluster_rank() * each, vocabulary);
-  stop = min(first + each, vocabulary);
-}
-
-// The first id at which the running sum of of(id) passes `draw` of the whole, by the one thread that has it (others
-// -1); -2 for all if the whole is zero.
-template <class Of>
-__device__ int find_draw(int vocabulary, double draw, Of of) {
-  int first, stop;
-  share_of(vocabulary, first, stop);
-  const int run = (stop - first + kThreads - 1) / kThreads, from = first + threadIdx.x * run;
-  int64_t own = 0, all;
-  for (int id = from; id < min(from + run, stop); ++id) own += of(id);
-  int64_t sum = cluster_before<kThreads>(own, all);
-  if (all == 0) return -2;
-  const int64_t mark = draw_mark(draw, all);
-  if (mark < sum || mark >= sum + own) return -1;
-  for (int id = from; id < min(from + run, stop); ++id) {
-    sum += of(id);
-    if (sum > mark) return id;
-  }
-  return -1;
-}
-
 }  // namespace dsuf
 
 extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) weigh_drafts(const dsuf::JudgeDrafts p) {
   using namespace dsuf;
+  await_inputs();
   const int b = blockIdx.y / kBlock, i = blockIdx.y % kBlock;
   const Judged turn(p, b);
   if (i == 0 || i >= turn.drafts || turn.inverse == 0.0f) return;
-  __shared__ double weight;
-  if (threadIdx.x == 0) weight = prefix_weight(p, turn, b, i);
-  __syncthreads();
-  const Excess excess = excess_at(p, turn, b, i, weight);
-  int first, stop;
-  share_of(p.vocabulary, first, stop);
+  __shared__ Mail mail;
+  __shared__ Odds odds;
+  cluster_start();
+  odds.find(p, turn, b);
+  const Excess excess = excess_at(p, turn, b, i, odds.weight(i));
   int64_t own = 0, all;
-#pragma unroll 4
-  for (int id = first + threadIdx.x; id < stop; id += kThreads) own += excess.of(id);
-  cluster_before<kThreads>(own, all);
+#pragma unroll 8
+  for (int id = blockIdx.x * kThreads + threadIdx.x; id < p.vocabulary; id += kClusterBlocks * kThreads)
+    own += excess.of(id);
+  int exchange = 0;
+  cluster_started();
+  cluster_before<kThreads>(mail, exchange, own, all);
   if (cluster_rank() == 0 && threadIdx.x == 0) p.over[b * kBlock + i] = all;
 }
 
 extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) judge_drafts(const dsuf::JudgeDrafts p) {
   using namespace dsuf;
-  __shared__ int shared_kept;
-  __shared__ double shared_weight;
+  await_inputs();
+  __shared__ Mail mail;
+  __shared__ Odds odds;
   const int b = blockIdx.y;
   const bool leads = cluster_rank() == 0 && threadIdx.x == 0;
   const Judged turn(p, b);
@@ -181,26 +168,27 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) judg
     }
     return;
   }
-  if (threadIdx.x == 0) {
-    shared_kept = p.rule ? keep_by_block(p, turn, b) : keep_by_token(p, turn, b);
-    shared_weight = p.rule ? prefix_weight(p, turn, b, shared_kept) : 1.0;
-  }
-  __syncthreads();
-  const int kept = shared_kept;
+  odds.find(p, turn, b);
+  const int kept = p.rule ? keep_by_block(p, odds, turn, b) : keep_by_token(odds, turn);
   const bool all_kept = kept == turn.drafts;
-  const double draw =
-      uniform(p.seed[turn.slot], int64_t(p.length[turn.slot]) + 1 + kept, all_kept ? kToken : kResidual);
-  int found = -2;
+  const double draw = odds.follow[kept];
+  int exchange = 0;
+  cluster_sync();
+  const auto mark = [&](int64_t all) { return draw_mark(draw, all); };
+  int found = -1;
+  int64_t all = 0;
   if (!all_kept) {
-    const Excess excess = excess_at(p, turn, b, kept, shared_weight);
-    found = find_draw(p.vocabulary, draw, [&](int id) { return excess.of(id); });
+    const Excess excess = excess_at(p, turn, b, kept, p.rule ? odds.weight(kept) : 1.0);
+    found = find_passing<kThreads>(
+        mail, exchange, p.vocabulary, [&](int id) { return excess.of(id); }, mark, all);
   }
-  if (found == -2) {
+  if (all == 0) {
     const Nucleus target = turn.target(p, kept);
     const float* logits = turn.target_logits(p, kept);
-    found = find_draw(p.vocabulary, draw, [&](int id) { return target.kept(logits[id], id); });
+    found = find_passing<kThreads>(
+        mail, exchange, p.vocabulary, [&](int id) { return target.kept(logits[id], id); }, mark, all);
   }
   if (leads) p.kept[b] = kept;
   if (found >= 0) p.next[b] = found;
-  if (found == -2 && leads) p.next[b] = p.picked[turn.row + kept];
+  if (all == 0 && leads) p.next[b] = p.picked[turn.row + kept];
 }

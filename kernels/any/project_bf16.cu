@@ -2,9 +2,10 @@
 //
 //   out[r, n] = float32(sum_k w[n, k] * x[r, k]), and its BF16 rounding
 //
-// Shapes: ProjectBf16; an entry a contraction width: project_bf16_dim, project_bf16_head_dim. Rows 16-byte aligned.
-// Each of 8 warps sums every eighth group of 32 on the tensor cores, then the warps are added in order: a row's result
-// depends on nothing but its input. Grid: (ceil(n / 16), ceil(rows / 8)). Padding: zeros.
+// Shapes: ProjectBf16; an entry a contraction width: project_bf16_dim, project_bf16_head_dim, and for up to a thousand
+// outputs project_bf16_few, of width dim. Rows 16-byte aligned. Each of 8 warps (of 32 in project_bf16_few) sums every
+// eighth group of 32 on the tensor cores, then the warps are added in order: a row's result depends on nothing but its
+// input. Grid: (ceil(n / 16), ceil(rows / 8)). Padding: zeros.
 // Bound: the weights' bytes, 2 * n * k, read once for every eight rows.
 #include "contract.h"
 #include "launch.cuh"
@@ -13,9 +14,12 @@
 
 namespace dsuf {
 
-template <int kWidth>
+template <int kWidth, int kWarps>
 __device__ void project(const ProjectBf16& p) {
   static_assert(kWidth % 32 == 0, "the contraction is whole groups of 32");
+  // Where a block has the multiprocessor to itself; else its neighbours' loads are under way anyway.
+  if (kWarps > 8 && threadIdx.x < 16 && blockIdx.x * 16 + threadIdx.x < p.n)
+    fetch_ahead(p.weight + int64_t(blockIdx.x * 16 + threadIdx.x) * kWidth, 2 * kWidth);
   await_inputs();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * 16, row0 = blockIdx.y * 8;
   const int live = min(*p.live, p.rows), row = row0 + lane / 4, part = lane % 4 * 8;
@@ -23,14 +27,14 @@ __device__ void project(const ProjectBf16& p) {
   const uint16_t* high = p.weight + int64_t(min(first + lane / 4 + 8, p.n - 1)) * kWidth + part;
   const uint16_t* x = p.x + int64_t(row) * kWidth + part;
   float total[4] = {};
-#pragma unroll 4
-  for (int g = warp; g < kWidth / 32; g += 8) {
+#pragma unroll (kWarps == 8 ? 4 : 5)
+  for (int g = warp; g < kWidth / 32; g += kWarps) {
     const uint4 a = *reinterpret_cast<const uint4*>(low + g * 32), b = *reinterpret_cast<const uint4*>(high + g * 32);
     const uint4 v = row < live ? *reinterpret_cast<const uint4*>(x + g * 32) : make_uint4(0, 0, 0, 0);
     mma_bf16(total, a.x, b.x, a.y, b.y, v.x, v.y);
     mma_bf16(total, a.z, b.z, a.w, b.w, v.z, v.w);
   }
-  const float sum = sum_tiles<8>(total);
+  const float sum = sum_tiles<kWarps>(total);
   const int output = first + threadIdx.x / 8, to = row0 + threadIdx.x % 8;
   if (threadIdx.x >= 128 || output >= p.n || to >= p.rows) return;
   if (p.out) p.out[int64_t(to) * p.n + output] = to < live ? sum : 0.0f;
@@ -40,8 +44,11 @@ __device__ void project(const ProjectBf16& p) {
 }  // namespace dsuf
 
 extern "C" __global__ void __launch_bounds__(256) project_bf16_dim(const dsuf::ProjectBf16 p) {
-  dsuf::project<DSUF_DIM>(p);
+  dsuf::project<DSUF_DIM, 8>(p);
 }
 extern "C" __global__ void __launch_bounds__(256) project_bf16_head_dim(const dsuf::ProjectBf16 p) {
-  dsuf::project<DSUF_HEAD_DIM>(p);
+  dsuf::project<DSUF_HEAD_DIM, 8>(p);
+}
+extern "C" __global__ void __launch_bounds__(1024) project_bf16_few(const dsuf::ProjectBf16 p) {
+  dsuf::project<DSUF_DIM, 32>(p);
 }

@@ -5,24 +5,19 @@
 // Shapes: ScoreIndex; queries 8-byte aligned. Keys are FP4 rows in place, found through the page table of the row's
 // turn. With `blocks` only their entries are scored, one block after the other. A warp takes 32 keys and all heads in
 // turns of sixteen, a lane the same quarter of a key and of a query; heads are added lane by lane, then by a fixed
-// tree. A block of 8 warps does eight rows, and unpacks its keys anew only where the turn changes. Past what a row may
-// see nothing is read or written. Grid: (ceil(entries / 256), ceil(rows / 8)). Padding: not touched.
-// Bound: 2 * heads * index dim FLOP a row and entry against index dim * 17 / 32 bytes an entry of eight rows.
+// tree. A block of 8 warps does four rows, and unpacks its keys anew only where the turn changes. Past what a row may
+// see nothing is read or written. Grid: (ceil(entries / 256), ceil(rows / 4)). Padding: not touched.
+// Bound: 2 * heads * index dim FLOP a row and entry against index dim * 17 / 32 bytes an entry of four rows.
 #include "contract.h"
+#include "launch.cuh"
 #include "mma.cuh"
 #include "numeric.cuh"
 
 namespace dsuf {
 
 constexpr int kDim = DSUF_INDEX_DIM, kHeads = DSUF_INDEX_HEADS, kBytes = kDim / 2 + kDim / 32;
-constexpr int kSteps = kDim / 16, kTiles = 4, kRows = 8;
-static_assert(kDim % 32 == 0, "keys are whole groups of 32");
-
-// Four E2M1 codes times a power of two as two pairs of BF16 values: exact.
-__device__ __forceinline__ void unpack_codes(uint32_t& low, uint32_t& high, uint32_t codes, float scale) {
-  low = bf16_bits(decode_e2m1(codes) * scale) | uint32_t(bf16_bits(decode_e2m1(codes >> 4) * scale)) << 16;
-  high = bf16_bits(decode_e2m1(codes >> 8) * scale) | uint32_t(bf16_bits(decode_e2m1(codes >> 12) * scale)) << 16;
-}
+constexpr int kSteps = kDim / 16, kTiles = 4, kRows = 4, kWords = kDim / 32;
+static_assert(kDim == 32 || kDim == 64 || kDim == 128, "a quarter of a key is whole words of one group");
 
 // Place `at` of a row's list of entries as a row of the key store.
 __device__ __forceinline__ int64_t key_row(const ScoreIndex& p, int64_t row, int slot, int at) {
@@ -33,24 +28,38 @@ __device__ __forceinline__ int64_t key_row(const ScoreIndex& p, int64_t row, int
   return (int64_t(page) << shift) + (entry & (p.page_rows - 1));
 }
 
-// A lane's quarter of 32 keys, as operands of the tensor cores.
+// A lane's quarter of 32 keys, as operands of the tensor cores: step s of a tile has the codes 4 s to 4 s + 3 of it.
 struct Keys {
   uint32_t low[kTiles][kSteps], high[kTiles][kSteps];
 
   __device__ __forceinline__ void load(const ScoreIndex& p, int64_t row, int slot, int key0, int reachable) {
-    const int part = threadIdx.x % 4 * (kDim / 4);
+    const int part = threadIdx.x % 4;
+    uint32_t codes[kTiles][kWords];
+    uint8_t scale[kTiles];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const int at = key0 + t * 8 + threadIdx.x % 32 / 4;
       const uint8_t* key = p.keys + (at < reachable ? key_row(p, row, slot, at) : 0) * kBytes;
 #pragma unroll
+      for (int i = 0; i < kWords; ++i) codes[t][i] = at < reachable ? load_word(key + part * (kDim / 8) + i * 4) : 0;
+      scale[t] = at < reachable ? key[kDim / 2 + part * (kDim / 4) / 32] : 0;
+    }
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const uint32_t factor = twice_bf16(decode_e8m0(scale[t]));
+#pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-        low[t][s] = high[t][s] = 0;
-        if (at >= reachable) continue;
-        const uint32_t codes = *reinterpret_cast<const uint16_t*>(key + (part + s * 4) / 2);
-        unpack_codes(low[t][s], high[t][s], codes, decode_e8m0(key[kDim / 2 + (part + s * 4) / 32]));
+        low[t][s] = scale_bf16x2(bf16x2_e2m1(codes[t][s / 2], s % 2 * 2), factor);
+        high[t][s] = scale_bf16x2(bf16x2_e2m1(codes[t][s / 2], s % 2 * 2 + 1), factor);
       }
     }
+  }
+
+  // Eight codes of a key.
+  __device__ static __forceinline__ uint32_t load_word(const uint8_t* from) {
+    if constexpr (kBytes % 4 == 0) return *reinterpret_cast<const uint32_t*>(from);
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(from);
+    return halves[0] | uint32_t(halves[1]) << 16;
   }
 };
 
@@ -93,6 +102,7 @@ __device__ __forceinline__ void score_row(const ScoreIndex& p, const Keys& keys,
 
 extern "C" __global__ void __launch_bounds__(256) score_index(const dsuf::ScoreIndex p) {
   using namespace dsuf;
+  await_inputs();
   const int key0 = blockIdx.x * 256 + threadIdx.x / 32 * 32;
   const int row0 = blockIdx.y * kRows, stop = min(row0 + kRows, min(*p.live, p.rows));
   Keys keys;

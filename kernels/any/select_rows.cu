@@ -10,6 +10,7 @@
 // Bound: bytes, 2 a score and pass (all but the first come from the cache); for few entries the launch.
 #include "cluster.cuh"
 #include "contract.h"
+#include "launch.cuh"
 
 namespace dsuf {
 
@@ -128,8 +129,11 @@ __device__ int find_level(const Source& source, int wanted, int& equals) {
 // Put the best `wanted` of the items, in order; the rest of `count` places is -1. All blocks of the cluster come here.
 template <class Source>
 __device__ void select(const Source& source, int wanted) {
-  int equals = 0;
-  const int level = wanted < source.items ? find_level(source, wanted, equals) : kWorst + 1;
+  int equals = 0, level = kWorst + 1;
+  if (wanted < source.items)
+    level = find_level(source, wanted, equals);
+  else
+    cluster_sync();
   int first, stop;
   run_of(source.items, first, stop);
   // Counts of better items and of equals, together in one number.
@@ -140,13 +144,16 @@ __device__ void select(const Source& source, int wanted) {
       if (at + i < stop) own += uint64_t(distance[i] < level) << 32 | uint64_t(distance[i] == level);
     return own;
   };
+  __shared__ Mail mail;
+  int turn = 0;
   uint64_t own = 0, all;
+  int64_t told;
   for (int at = first + threadIdx.x * kEach; at < stop; at += kTile) {
     int distance[kEach];
     source.load(at, distance);
     own += count_own(at, distance);
   }
-  uint64_t before = cluster_before<kThreads>(own, all);
+  uint64_t before = uint64_t(cluster_before<kThreads>(mail, turn, int64_t(own), told));
   // Of the blocks before this one: what thread 0 has before it.
   __shared__ uint64_t base;
   if (threadIdx.x == 0) base = before;
@@ -175,6 +182,7 @@ __device__ void select(const Source& source, int wanted) {
 
 extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) select_rows(const dsuf::SelectRows p) {
   using namespace dsuf;
+  await_inputs();
   const int64_t row = blockIdx.y;
   const int slot = row < *p.live ? p.row_slot[row] : -1;
   const int reachable = slot < 0 ? 0 : min(p.reachable[row], p.entries), wanted = min(p.count, reachable);
@@ -185,6 +193,7 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) sele
 
 extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) mark_blocks(const dsuf::MarkBlocks p) {
   using namespace dsuf;
+  await_inputs();
   const int64_t row = blockIdx.y;
   const int reachable = row < *p.live ? min(p.reachable[row], p.entries) : 0;
   const int items = (reachable + p.block_size - 1) / p.block_size, wanted = min(p.block_count, items);

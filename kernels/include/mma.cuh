@@ -34,6 +34,14 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], uint32_t a0, uint32_t a1
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Four 8 x 8 tiles of 16-bit values from shared memory: lane i gives the address of row i of the 32.
+__device__ __forceinline__ void load_tiles(uint32_t (&tiles)[4], const uint16_t* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+               : "r"(uint32_t(__cvta_generic_to_shared(row)))
+               : "memory");
+}
+
 // Four 8 x 8 tiles of 16-bit values from shared memory, transposed: lane i gives the address of row i of the 32.
 __device__ __forceinline__ void load_transposed(uint32_t (&tiles)[4], const uint16_t* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"

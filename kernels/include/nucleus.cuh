@@ -6,7 +6,7 @@
 // less than 2^-44 of the likeliest token's probability; the sum holds for 2^19 tokens. Random numbers are those of
 // NumPy's Philox generator.
 #pragma once
-#include <stdint.h>
+#include "numeric.cuh"
 
 namespace dsuf {
 
@@ -16,7 +16,7 @@ constexpr double kShareScale = 0x1p62;  // of probabilities that are compared or
 struct Nucleus {
   float peak, least, inverse;  // 1 / temperature
   int32_t last;
-  int64_t total;
+  double unit;  // 1 / the whole mass, zero without any
 
   __device__ __forceinline__ int64_t mass(float logit) const {
     const float x = __fmul_rn(__fsub_rn(logit, peak), inverse);
@@ -26,19 +26,9 @@ struct Nucleus {
     return logit > least || (logit == least && id <= last) ? mass(logit) : 0;
   }
   __device__ __forceinline__ double probability(float logit, int id) const {
-    return total > 0 ? __ddiv_rn(double(kept(logit, id)), double(total)) : 0.0;
+    return __dmul_rn(double(kept(logit, id)), unit);
   }
 };
-
-// An order of floats in which unsigned integers sort as they do; zeros of either sign are one.
-__device__ __forceinline__ uint32_t sort_bits(float x) {
-  const uint32_t bits = __float_as_uint(x + 0.0f);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-__device__ __forceinline__ float from_sort_bits(uint32_t key) {
-  return __uint_as_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
-}
 
 // A number in [0, 1) for what it is for: the first of NumPy's Philox4x64 with this key.
 enum Purpose : int { kToken = 0, kDraft = 1, kAccept = 2, kResidual = 3 };

@@ -94,10 +94,18 @@ __device__ __forceinline__ uint32_t scale_bf16x2(uint32_t pair, uint32_t factors
   return product;
 }
 
+__device__ __forceinline__ uint32_t twice_bf16(float x) { return uint32_t(bf16_bits(x)) * 0x10001u; }
+
 // Codes 2j and 2j + 1 of four E4M3 codes as BF16 values: their bits in place are 2^-120 of them, below normal or not.
 __device__ __forceinline__ uint32_t bf16x2_e4m3(uint32_t codes, int j) {
   const uint32_t high = __byte_perm(codes, 0, j ? 0x3424 : 0x1404);
   return scale_bf16x2((high & 0x80008000u) | (high >> 4 & 0x07F007F0u), 0x7B807B80u);
+}
+
+// Codes 2j and 2j + 1 of eight E2M1 codes as BF16 values: their bits in place are 2^-126 of them.
+__device__ __forceinline__ uint32_t bf16x2_e2m1(uint32_t codes, int j) {
+  const uint32_t apart = (codes >> (8 * j) & 0xFFu) * 0x1001u;
+  return scale_bf16x2((apart & 0x00080008u) << 12 | (apart & 0x00070007u) << 6, 0x7E807E80u);
 }
 
 // Codes j and j + 4 of a word of eight E2M1 codes, as a pair of halves that are 2^-14 of the values.
@@ -180,6 +188,16 @@ __device__ __forceinline__ void quantize_octet(float (&x)[8], bool writes, uint8
     store_codes<4>(codes + octet * 4, packed);
   }
   if (octet % (Quantiser::kGroup / 8) == 0) scales[octet / (Quantiser::kGroup / 8)] = Quantiser::encode_scale(scale);
+}
+
+// An order of floats in which unsigned integers sort as they do; zeros of either sign are one.
+__device__ __forceinline__ uint32_t sort_bits(float x) {
+  const uint32_t bits = __float_as_uint(x + 0.0f);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float from_sort_bits(uint32_t key) {
+  return __uint_as_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
 }
 
 __device__ __forceinline__ float sigmoid(float x) {

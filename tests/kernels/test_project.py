@@ -34,12 +34,12 @@ def test_fp8(gpu: Gpu, rng: np.random.Generator, name: str, rows: int, live: int
         np.testing.assert_array_equal(project(row, row + 1, 1)[0], found[row])
 
 
-@pytest.mark.parametrize("name", ["dim", "head_dim"])
+@pytest.mark.parametrize("name", ["dim", "head_dim", "few"])
 @pytest.mark.parametrize(("rows", "live"), ROWS)
 @pytest.mark.parametrize("n", [1, 24, 100])
 def test_bf16(gpu: Gpu, rng: np.random.Generator, name: str, rows: int, live: int, n: int) -> None:
     """Float32 within its rounding, and its own BF16 rounding."""
-    k = gpu.sizes.named()[name]
+    k = gpu.sizes.named()["dim" if name == "few" else name]
     x, weight = draw_bf16(rng, rows, k), draw_bf16(rng, n, k)
     out = {"out": ("f32", (rows, n)), "rounded": ("bf16", (rows, n))}
     found = gpu.run(f"project_bf16_{name}", out, x=x, weight=weight, rows=rows, n=n, live=live)

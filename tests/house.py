@@ -42,8 +42,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "threadpoolctl": ("node/threads.py",),
     "uvloop": ("node/",),
     "prometheus_client": ("observe/metrics.py", "observe/histogram.py"),
-    "redis": ("kv/directory.py",),
-    "pyverbs": ("kv/rdma.py",),
+    "redis": ("kv/directory/",),
+    "pyverbs": ("kv/transport/verbs.py",),
     "cupy": ("cuda/",),
     "cuda": ("cuda/",),
 }

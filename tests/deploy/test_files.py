@@ -43,13 +43,15 @@ def with_loopback(path: Path, folder: Path) -> Path:
 def test_nginx(tmp_path: Path) -> None:
     """`nginx -t` accepts."""
     changed = with_loopback(DEPLOY / "balancer" / "nginx.conf", tmp_path)
-    said = run_tool("nginx", "-t", "-p", str(tmp_path), "-e", "stderr", "-g", f"pid {tmp_path}/pid;", "-c", str(changed))
+    places = ("-p", str(tmp_path), "-e", "stderr", "-g", f"pid {tmp_path}/pid;")
+    said = run_tool("nginx", "-t", *places, "-c", str(changed))
     assert "warn" not in said
 
 
 def test_haproxy(tmp_path: Path) -> None:
     """`haproxy -c` accepts, without a warning."""
-    assert "WARNING" not in run_tool("haproxy", "-c", "-f", str(with_loopback(DEPLOY / "balancer/haproxy.cfg", tmp_path)))
+    changed = with_loopback(DEPLOY / "balancer" / "haproxy.cfg", tmp_path)
+    assert "WARNING" not in run_tool("haproxy", "-c", "-f", str(changed))
 
 
 @pytest.mark.parametrize("what", ["config", "rules"])

@@ -41,7 +41,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("checkpoint/fetch.py",),
     "threadpoolctl": ("node/threads.py",),
     "uvloop": ("node/",),
-    "prometheus_client": ("observe/metrics.py", "observe/histogram.py"),
+    "prometheus_client": ("observe/metrics.py", "observe/fleet.py", "observe/histogram.py"),
     "redis": ("kv/directory/redis_board.py", "kv/directory/address.py"),
     "pyverbs": ("kv/transport/verbs.py",),
     "cupy": ("cuda/",),

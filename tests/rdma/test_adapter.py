@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dsuf.errors import CommandError, DeviceError
 from dsuf.kv.blocks import map_memory
 from dsuf.kv.transport import adapter, verbs
 from dsuf.kv.transport.adapter import Adapter, check_memlock, open_adapter
+from dsuf.kv.transport.queue_pair import QueuePairEnd, RemoteMemory
 from tests.rdma.fake import FakeDevice, Wire
 
 ROOT = Path(__file__).parents[2]
@@ -123,3 +125,18 @@ def test_the_interpreters_end_closes_in_order() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("closed")
     assert done.stdout.split()[2] == "closed"
+
+
+def test_what_nodes_tell_each_other_is_bounded() -> None:
+    """Whatever a peer sends, it is a number that a device can take."""
+    memory = RemoteMemory(address=(1 << 63) - 1, size_bytes=0, key=(1 << 32) - 1, block_bytes=1)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(memory), type=RemoteMemory) == memory
+    for change in ({"address": -1}, {"address": 1 << 63}, {"key": 1 << 32}, {"block_bytes": 0}, {"size_bytes": -1}):
+        sent = msgspec.msgpack.encode({**msgspec.to_builtins(memory), **change})
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(sent, type=RemoteMemory)
+    end = QueuePairEnd(number=1, first_packet=(1 << 24) - 1, gid="::1", mtu=5, reads=16)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(end), type=QueuePairEnd) == end
+    for change in ({"number": 1 << 24}, {"mtu": 0}, {"mtu": 6}, {"reads": 0}, {"gid": "0" * 46}):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({**msgspec.to_builtins(end), **change}, QueuePairEnd)

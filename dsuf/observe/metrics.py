@@ -74,7 +74,6 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         self._load: Callable[[], Load] = Load
         self._sessions: Callable[[], Mapping[str, int]] = dict
-        self._directory: Callable[[], Mapping[str, int]] = dict
         self._gap_bound_s = float("inf")
         self._largest_gap_s = 0.0
         ProcessCollector(registry=registry)
@@ -83,7 +82,6 @@ class Metrics:
         self._add_drafts(registry)
         self._add_gaps(registry)
         self._add_sessions(registry)
-        self._add_directory(registry)
         self._add_loop(registry)
         self._add_http(registry)
         self.fleet = FleetMetrics(registry)
@@ -102,18 +100,6 @@ class Metrics:
     def watch_sessions(self, counters: Callable[[], Mapping[str, int]]) -> None:
         """Ask `counters` for entries, bytes and leases of the session caches whenever the metrics are read."""
         self._sessions = counters
-
-    def watch_directory(self, counters: Callable[[], Mapping[str, int]]) -> None:
-        """Ask `counters` for what is known of the fleet, and told to it, whenever the metrics are read."""
-        self._directory = counters
-
-    def count_resync(self) -> None:
-        """The record of another node was read as a whole."""
-        self._resyncs.inc()
-
-    def count_directory_error(self) -> None:
-        """Redis did not do what it was asked, or something else than news came from it."""
-        self._directory_errors.inc()
 
     def count_response(self, endpoint: str, status: int) -> None:
         """An HTTP response went out; `endpoint` is the route, not the path that was sent."""
@@ -303,24 +289,6 @@ class Metrics:
         self._damaged = Counter(f"{name}_checksum_failures", "Commit points found damaged", registry=registry)
         for what, text in (("entries", "Commit points kept"), ("bytes", "Bytes of them"), ("leases", "Uses of them")):
             Gauge(f"{name}_{what}", text, registry=registry).set_function(partial(self._count_sessions, what))
-
-    def _add_directory(self, registry: CollectorRegistry) -> None:
-        """What nodes of a fleet know of each other."""
-        names = {
-            "members": ("dsuf_fleet_members", "Other nodes that live"),
-            "entries": ("dsuf_fleet_directory_entries", "Prefixes that other nodes keep"),
-            "own": ("dsuf_fleet_directory_own_entries", "Prefixes that this node tells of"),
-            "unsent": ("dsuf_fleet_directory_unsent", "Changes that Redis does not have yet"),
-            "up": ("dsuf_fleet_directory_up", "Whether this node is heard in the fleet, and hears it"),
-        }
-        for what, (name, text) in names.items():
-            Gauge(name, text, registry=registry).set_function(partial(self._count_directory, what))
-        self._resyncs = Counter("dsuf_fleet_directory_resyncs", "Whole records read", registry=registry)
-        self._directory_errors = Counter("dsuf_fleet_directory_errors", "Failures of Redis", registry=registry)
-
-    def _count_directory(self, what: str) -> float:
-        """One of the counters that `watch_directory` gave."""
-        return self._directory().get(what, 0)
 
     def _count_waiting(self, priority: str) -> float:
         """Turns of one class that wait."""

@@ -38,7 +38,6 @@ class FleetDirectory:
         self._reader = Reader(board, self._roster, pace, self._reading, metrics)
         self._tasks: list[asyncio.Task[None]] = []
         self._left = False
-        metrics.watch_directory(self.counters)
 
     async def start(self) -> None:
         """Take part. Returns when the fleet is known and knows this node, or after a short time: it goes on then."""

@@ -66,7 +66,7 @@ class Reader:
         try:
             self._roster.hear(decode_news(data), now_s)
         except NotNews as error:
-            self._metrics.count_directory_error()
+            self._metrics.fleet.count_error()
             log_event("news not understood", level="debug", reason=str(error))
 
     def _begin_reads(self, now_s: float) -> None:
@@ -85,7 +85,8 @@ class Reader:
         try:
             record = await self._board.read(peer.name)
             if record is not None and self._roster.is_here(peer):
-                self._metrics.count_resync()
+                if peer.number is not None:
+                    self._metrics.fleet.count_resync()
                 await self._replace(peer, record)
                 self._roster.end_read(peer, record.member, record.number)
                 read = True
@@ -93,7 +94,7 @@ class Reader:
                 self._roster.forget(peer)
                 await self._board.forget(peer.name)
         except BoardFailed as error:
-            self._metrics.count_directory_error()
+            self._metrics.fleet.count_error()
             log_event("record not read", level="debug", node=peer.name.node, reason=str(error))
         finally:
             if not read:

@@ -21,7 +21,7 @@ class Trouble:
 
     def fail(self, error: Exception) -> float:
         """It failed by `error`; the seconds after which to try again, which differ from node to node."""
-        self._metrics.count_directory_error()
+        self._metrics.fleet.count_error()
         if self.text is None:
             self._since_s = time.monotonic()
         self.text = f"{self._what}: {error}"

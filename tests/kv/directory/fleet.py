@@ -10,6 +10,7 @@ from dsuf.kv.directory.contract import Candidate, Member
 from dsuf.kv.directory.fleet import FleetDirectory
 from dsuf.kv.directory.pace import Pace
 from dsuf.kv.point import CommitPoint
+from dsuf.observe.fleet import Fleet
 from dsuf.observe.metrics import Metrics
 from tests.kv.board import PACE
 from tests.kv.rig import make_prompt_trace, make_small_arena, put
@@ -25,6 +26,11 @@ class Node:
         self.member = Member(node=node, boot=boot, host="127.0.0.1", port=8100)
         self.board = board
         self.directory = FleetDirectory(board, self.arena, lambda: self.member, self.metrics, pace=pace)
+        self.metrics.fleet.watch(self._figures)
+
+    def _figures(self) -> Fleet:
+        counters = self.directory.counters()
+        return Fleet(members=counters["members"], entries=counters["entries"], reached=bool(counters["up"]))
 
     def keep(self, prompt: Sequence[int], **state: Any) -> CommitPoint:
         """Keep the cache of a prompt."""

@@ -79,12 +79,17 @@ class Book:
         """By holder, what it keeps of use to a prompt with `trace`. At least one token is left to compute."""
         found: dict[int, Found] = {}
         most_pages = (trace.length - 1) // trace.page_tokens
-        for pages in reversed(range(len(trace.chain))):
-            for holder in self._holders.get(trace.chain[pages], ()):
-                seen = found.setdefault(holder, Found())
-                seen.pages = seen.pages or min(pages, most_pages)
-            for rest_tokens, _ in self._rests.get(trace.chain[pages], ()):
-                self._find_points(trace, pages, rest_tokens, found)
+        chain, page_holders, rests = trace.chain, self._holders, self._rests
+        # A million tokens are 8,000 pages, on the event loop: nearly all of them are nowhere.
+        for pages in range(len(chain) - 1, -1, -1):
+            key = chain[pages]
+            if key in page_holders:
+                for holder in page_holders[key]:
+                    seen = found.setdefault(holder, Found())
+                    seen.pages = seen.pages or min(pages, most_pages)
+            if key in rests:
+                for rest_tokens, _ in rests[key]:
+                    self._find_points(trace, pages, rest_tokens, found)
         return {holder: seen for holder, seen in found.items() if seen.length or seen.pages}
 
     def _find_points(self, trace: Trace, pages: int, rest_tokens: int, found: dict[int, Found]) -> None:

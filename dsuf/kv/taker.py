@@ -72,7 +72,7 @@ class Taker:
         if taking.kept is None:
             return None
         start = taking.own * self._layout.page_tokens
-        self._metrics.count_handoff("taken", min(taking.kept.head.length, trace.length) - start)
+        self._metrics.count_handoff("taken", max(0, min(taking.kept.head.length, trace.length) - start))
         return start
 
     def _avoid(self) -> None:

@@ -297,6 +297,20 @@ async def link_lost(reader: Reader) -> str:
 
 
 @case
+async def link_lost_briefly(reader: Reader) -> str:
+    """For a shorter time than that: it only takes longer."""
+    if os.environ["DSUF_NODES"] == "1":
+        return "one machine has no link"
+    await reader.ask("cut_link", 0.5)
+    started_s = time.monotonic()
+    while time.monotonic() - started_s < 1.5:
+        await reader.read()
+        assert await reader.is_whole()
+    assert len(reader.adapter) == 1
+    return f"{time.monotonic() - started_s:.1f} s"
+
+
+@case
 async def address_of_no_port(reader: Reader) -> str:
     """TCP, with the reason; fatal where RDMA is required."""
     assert open_adapter(map_memory(4096), 4096, "127.0.0.1") is None

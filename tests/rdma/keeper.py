@@ -10,10 +10,6 @@ import signal
 from typing import Any
 
 import msgspec
-from dsuf.kv.transport.hello import Credentials, Terms
-from dsuf.kv.transport.peer import PeerGiver, over_tcp
-from dsuf.kv.transport.server import PeerServer
-from dsuf.kv.transport.streams import Address
 
 from dsuf.kv.arena import Arena
 from dsuf.kv.blocks import Blocks, map_memory
@@ -21,12 +17,16 @@ from dsuf.kv.giver import LocalGiver
 from dsuf.kv.sessions import Sessions
 from dsuf.kv.taker import Taker
 from dsuf.kv.transport.adapter import open_adapter
+from dsuf.kv.transport.hello import Credentials, Terms
 from dsuf.kv.transport.mover import NodeName
+from dsuf.kv.transport.peer import PeerGiver, over_tcp
 from dsuf.kv.transport.rdma import Pace, RdmaFabric
+from dsuf.kv.transport.server import PeerServer
+from dsuf.kv.transport.streams import Address
 from dsuf.observe.metrics import Metrics
 from dsuf.sched.scheduler import Limits, Scheduler
 from dsuf.types import Turn
-from tests.rdma.owner import run
+from tests.rdma.owner import freeze, run
 from tests.toy import ToyEngine, make_turn
 
 PORT, PEER_PORT = 7078, 7100
@@ -48,10 +48,12 @@ class LargeEngine(ToyEngine):
 
 
 class Moving(Taker):
-    """Takes what a peer keeps, and has nothing computed there."""
+    """Takes what a peer keeps; has prompts computed there only if `computes`."""
+
+    computes = False
 
     async def take(self, turn: Turn, compute: bool = False) -> int | None:
-        return await super().take(turn, compute)
+        return await super().take(turn, self.computes)
 
 
 class Node:
@@ -69,14 +71,15 @@ class Node:
         self.sessions = Sessions(self.engine, self.arena, self.metrics)
         self.terms = Terms(self.engine.layout.fingerprint, b"" if self.fabric is None else self.fabric.describe())
         self.peer: PeerGiver | None = None
-        self.taker: Taker | None = None
+        self.taker: Moving | None = None
 
-    def take_from(self, host: str, boot: str, terms: Terms | None = None) -> None:
+    def take_from(self, host: str, boot: str, terms: Terms | None = None, *, compute: bool = False) -> None:
         """Ask the keeper there, in that life of its."""
         me = NodeName("reader", secrets.token_hex(8))
         address = Address(me, NodeName(KEEPER, boot), host, PEER_PORT, terms or self.terms, SECRET)
         self.peer = PeerGiver(address.other, over_tcp(address, self.fabric))
         self.taker = Moving(self.sessions, self.peer, self.metrics, deadline_s=DEADLINE_S)
+        self.taker.computes = compute
 
     def start(self) -> None:
         """Let turns run."""
@@ -86,7 +89,10 @@ class Node:
     async def run(self, turn: Turn) -> tuple[list[int], int]:
         """Its tokens, and how many of its prompt came from the peer."""
         ticket = self.scheduler.submit(turn)
-        tokens = [token async for result in ticket for token in result.ids]
+        try:
+            tokens = [token async for result in ticket for token in result.ids]
+        finally:
+            ticket.cancel()
         await self.rest()
         return tokens, ticket.usage.peer_tokens
 
@@ -162,6 +168,9 @@ class Keeper:
 
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def freeze(self, seconds: float) -> None:
+        freeze(seconds)
 
     async def close(self) -> None:
         if hasattr(self, "server"):

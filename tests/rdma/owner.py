@@ -4,6 +4,7 @@ python3 -m tests.rdma.owner     # starts that process, again whenever it is kill
 """
 
 import asyncio
+import contextlib
 import inspect
 import os
 import signal
@@ -34,6 +35,12 @@ def write_blocks(blocks: Blocks, seed: int) -> None:
     """A pattern of its own in each block."""
     for block in range(blocks.count):
         blocks.view(block)[:] = (seed * 1_000_003 + block).to_bytes(8, "little") * (BLOCK // 8)
+
+
+def freeze(seconds: float) -> None:
+    """Stop this process for so long."""
+    subprocess.Popen(["bash", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class Owner:
@@ -77,9 +84,7 @@ class Owner:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def freeze(self, seconds: float) -> None:
-        waker = f"import os, signal, time; time.sleep({seconds}); os.kill({os.getpid()}, signal.SIGCONT)"
-        subprocess.Popen([sys.executable, "-c", waker])
-        os.kill(os.getpid(), signal.SIGSTOP)
+        freeze(seconds)
 
     def cut_link(self, seconds: float) -> None:
         """Lose everything for so long, once the answer has left."""
@@ -154,6 +159,13 @@ class Control:
         body = msgspec.msgpack.encode([number, name, arguments])
         self.writer.write(len(body).to_bytes(4, "big") + body)
         return number
+
+    async def end(self, name: str) -> None:
+        """Ask for something that ends the other side, and wait until it has."""
+        self.tell(name)
+        with contextlib.suppress(ConnectionError):
+            await self.reader.read()
+        self.close()
 
     def close(self) -> None:
         self.writer.close()

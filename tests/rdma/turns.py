@@ -10,8 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
-from dsuf.kv.transport.hello import Terms
 
+from dsuf.kv.transport.hello import Terms
 from dsuf.types import Turn
 from tests.rdma.keeper import DEADLINE_S, PORT, Node
 from tests.rdma.owner import Control
@@ -25,10 +25,11 @@ class World:
     """A keeper with a conversation, and a node that is to go on with it."""
 
     def __init__(self, control: Control) -> None:
-        self.control = control
+        self.control, self.dead = control, False
 
     async def begin(
-        self, *, lease_s: float = 30.0, keeper_rdma: bool = True, rdma: bool = True, fingerprint: str = ""
+        self, *, lease_s: float = 30.0, keeper_rdma: bool = True, rdma: bool = True, fingerprint: str = "",
+        compute: bool = False,
     ) -> Turn:  # fmt: skip
         """The next turn of a conversation that the keeper keeps."""
         self.boot = await self.control.ask("begin", lease_s, keeper_rdma)
@@ -36,7 +37,7 @@ class World:
         self.kept = len(conversation) - 1
         self.node = Node(rdma=rdma)
         terms = Terms(fingerprint, self.node.terms.fabric) if fingerprint else None
-        self.node.take_from(host(), self.boot, terms)
+        self.node.take_from(host(), self.boot, terms, compute=compute)
         self.node.start()
         return make_turn("next", (*conversation, 7, 8))
 
@@ -58,6 +59,11 @@ class World:
         assert self.node.arena.counters()["filling"] == 1, "it was too fast"
         return running
 
+    async def kill(self) -> None:
+        """Kill the keeper."""
+        self.dead = True
+        await self.control.end("die")
+
     async def missed(self, running: Awaitable[int]) -> str:
         """The pull came to nothing, and the turn was right."""
         started_s = time.monotonic()
@@ -65,9 +71,14 @@ class World:
         return f"a miss; right tokens {time.monotonic() - started_s:.1f} s later"
 
     async def close(self) -> None:
-        """Nothing is left here; the keeper's side is asked where it lives."""
-        if hasattr(self, "node"):
-            await self.node.close()
+        """Nothing is left here, nor at the keeper, if it lives."""
+        if not hasattr(self, "node"):
+            return
+        await self.node.close()
+        started_s = time.monotonic()
+        while not self.dead and any((held := await self.control.ask("held")).values()):
+            assert time.monotonic() - started_s < 10, f"left at the keeper: {held}"
+            await asyncio.sleep(0.1)
 
 
 def host() -> str:
@@ -86,7 +97,7 @@ def case(function: Callable[[World], Awaitable[str]]) -> Callable[[World], Await
 
 @case
 async def resumes_elsewhere(world: World) -> str:
-    """By RDMA alone, and all of it; afterwards the keeper lends nothing and knows no queue pair of a peer that left."""
+    """All of it, by RDMA alone."""
     turn = await world.begin()
     started_s = time.monotonic()
     peer_tokens = await world.run(turn)
@@ -95,11 +106,18 @@ async def resumes_elsewhere(world: World) -> str:
     assert await world.control.ask("served") == 0
     assert world.node.peer is not None
     pulled = world.node.peer.pulled_bytes
-    await world.node.peer.close()
-    await asyncio.sleep(0.5)
-    held = await world.control.ask("held")
-    assert set(held.values()) == {0}, held
     return f"{peer_tokens} tokens, {pulled >> 20} MiB by RDMA, {took_s:.1f} s"
+
+
+@case
+async def prompt_is_computed_there(world: World) -> str:
+    """One node computes the prompt, the other takes it over meanwhile and answers."""
+    await world.begin(compute=True)
+    turn = make_turn("new", [5 * i % 499 for i in range(700)])
+    peer_tokens = await world.run(turn)
+    assert peer_tokens == 700, peer_tokens
+    assert await world.control.ask("served") == 0
+    return f"{peer_tokens} tokens"
 
 
 @case
@@ -122,8 +140,7 @@ async def keeper_without_a_device(world: World) -> str:
 @case
 async def keeper_killed_before(world: World) -> str:
     turn = await world.begin()
-    world.control.tell("die")
-    await asyncio.sleep(0.3)
+    await world.kill()
     return await world.missed(world.run(turn))
 
 
@@ -131,7 +148,7 @@ async def keeper_killed_before(world: World) -> str:
 async def keeper_killed_meanwhile(world: World) -> str:
     turn = await world.begin()
     running = await world.pulling(turn)
-    world.control.tell("die")
+    await world.kill()
     return await world.missed(running)
 
 
@@ -140,7 +157,7 @@ async def keeper_killed_afterwards(world: World) -> str:
     """What came stays."""
     turn = await world.begin()
     peer_tokens = await world.run(turn)
-    world.control.tell("die")
+    await world.kill()
     again = msgspec.structs.replace(turn, id="again")
     assert peer_tokens == world.kept
     await world.run(again)
@@ -151,8 +168,8 @@ async def keeper_killed_afterwards(world: World) -> str:
 async def keeper_restarted_under_its_address(world: World) -> str:
     """Another boot is another node."""
     turn = await world.begin()
-    world.control.tell("die")
-    world.control = await Control.open(host(), PORT)
+    await world.kill()
+    world.control, world.dead = await Control.open(host(), PORT), False
     assert await world.control.ask("begin") != world.boot
     await world.control.ask("keep", PROMPT)
     return await world.missed(world.run(turn))
@@ -205,6 +222,15 @@ async def control_connection_cut(world: World) -> str:
     running = await world.pulling(turn)
     assert world.node.peer is not None and world.node.peer._line is not None
     world.node.peer._line.link.end("cut")
+    return await world.missed(running)
+
+
+@case
+async def keeper_frozen_meanwhile(world: World) -> str:
+    """Its memory is read all the same, but it does not say that the lease held."""
+    turn = await world.begin()
+    running = await world.pulling(turn)
+    world.control.tell("freeze", 9.0)
     return await world.missed(running)
 
 

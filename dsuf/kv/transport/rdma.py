@@ -7,7 +7,7 @@ memory that serves something else by now is read just as well. The control conne
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from weakref import WeakSet
 
@@ -16,11 +16,9 @@ import msgspec
 from dsuf.errors import DeviceError, PeerError, PeerLost
 from dsuf.kv.handoff import Offer, Piece
 from dsuf.kv.transport.adapter import Adapter
+from dsuf.kv.transport.mover import Connect, Disconnect
 from dsuf.kv.transport.queue_pair import Pair, QueuePairEnd, Read, RemoteMemory
 from dsuf.observe.log import log_event
-
-Connect = Callable[[QueuePairEnd], Awaitable[tuple[QueuePairEnd, RemoteMemory]]]
-Disconnect = Callable[[int], Awaitable[None]]
 
 GONE = ("RETRY_EXC_ERR", "RNR_RETRY_EXC_ERR", "RESP_TIMEOUT_ERR")
 """Statuses of reads that nobody answered."""

@@ -6,7 +6,6 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
-import uvloop
 
 from dsuf.errors import PeerError, PeerLost
 from dsuf.kv.blocks import map_memory
@@ -14,12 +13,6 @@ from dsuf.kv.handoff import Piece
 from dsuf.kv.transport.queue_pair import QueuePairEnd, Read, RemoteMemory
 from tests.rdma.fake import NEVER
 from tests.rdma.rig import BLOCK, OFFER, Nodes
-
-
-@pytest.fixture
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    """The loop that serves; the test machines have the standard one."""
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture

@@ -222,17 +222,19 @@ class Sessions:
     async def _load(self, holding: Holding) -> bool:
         """Whether the turn could take over what was chosen; what failed is withdrawn.
 
-        Raises `TimeoutError`, after which nobody knows what the engine has done.
+        Raises `TimeoutError`, after which nobody knows what the engine has done; but what waited behind a long step is
+        as good as before.
         """
         try:
             await self._loader.load(holding, self._deadline_s)
+        except TimeoutError as error:
+            self._fail(holding.turn.id, error)
+            raise
         except Exception as error:
             self._fail(holding.turn.id, error)
             if isinstance(error, DamagedCache):
                 self._metrics.count_checksum_failure()
             self._discredit(holding, error.page if isinstance(error, DamagedCache) else None)
-            if isinstance(error, TimeoutError):
-                raise
             return False
         if holding.point is not None:
             self.arena.credit(holding.point)

@@ -88,6 +88,7 @@ class Places:
         finally:
             self._end_filling(held)
         if restored is None:
+            held.ticket.unfilled += 1
             held.leaving = held.leaving or "unusable"
             return
         held.launched_tokens = held.done_tokens = held.kept_tokens = restored.start

@@ -32,6 +32,7 @@ class TurnTicket:
         self.failed = False
         self.drafted_tokens = 0
         self.was_put_back = False
+        self.unfilled = 0  # how often its cache could not be filled
         self.peer_from: int | None = None  # where what another node computed of the prompt begins
         self.for_peer = False  # whether another node waits for the prompt
         self.timers: list[asyncio.TimerHandle] = []

@@ -101,7 +101,7 @@ class Sessions:
                     return None
         except TimeoutError:
             return None
-        restored = holding.choice.restored()
+        restored = holding.choice.restored(0 if holding.point is None else holding.point.head.length)
         self._metrics.count_lookup("hit" if restored.start else "miss", restored.start)
         self._metrics.observe_restore(time.monotonic() - started_s)
         return restored

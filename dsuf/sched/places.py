@@ -97,7 +97,8 @@ class Places:
                 device_tokens=restored.device_tokens,
                 host_tokens=restored.host_tokens,
                 peer_tokens=restored.peer_tokens,
-            )
+            ),
+            restored.state_tokens,
         )
         held.ready = True
 

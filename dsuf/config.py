@@ -32,7 +32,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     host: Annotated[str, Meta(description="address to listen on", min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(description="HTTP port; 0 lets the system choose", ge=0, le=65535)] = 8000
-    control_port: Annotated[int, Meta(description="port for other nodes (reserved)", ge=0, le=65535)] = 8100
+    node_id: Annotated[
+        str, Meta(description="this node's name in a fleet, kept over restarts; default: host and port", max_length=64)
+    ] = ""
+    control_host: Annotated[str, Meta(description="address on which other nodes are let in", min_length=1)] = (
+        "127.0.0.1"
+    )
+    control_port: Annotated[int, Meta(description="port for other nodes; only open in a fleet", ge=0, le=65535)] = 8100
+    advertise: Annotated[str, Meta(description="host:port that other nodes use; default: control_host and _port")] = ""
+    redis_url: Annotated[
+        str, Meta(description="directory of a fleet (redis, rediss, redis+sentinel, redis+cluster); none: one node")
+    ] = ""
+    redis_password_file: Annotated[Path | None, Meta(description="file with Redis' password")] = None
+    redis_ca_file: Annotated[Path | None, Meta(description="certificates to trust for rediss")] = None
+    redis_prefix: Annotated[str, Meta(description="what the fleet's keys in Redis begin with", min_length=1)] = "dsuf"
+    peer_secret: Annotated[
+        str, Meta(description="what a fleet's nodes know each other by, the same on each; 16 characters at least")
+    ] = ""
+    peer_secret_file: Annotated[Path | None, Meta(description="file with that secret")] = None
+    transport: Annotated[
+        Literal["auto", "tcp", "rdma"],
+        Meta(description="how caches come from peers; auto: RDMA with those that have it; rdma: no start without"),
+    ] = "auto"
     model: Annotated[Path | None, Meta(description="checkpoint directory; without one the embedded model")] = None
     engine: Annotated[
         Literal["auto", "reference", "scripted", "cuda"],
@@ -110,6 +131,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 _SECRET = {"api_keys", "admin_keys"}
 _EXPECTED = re.compile(r"Expected `(\w+)`( [<>]=? [\d.]+| of length)?")
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "array": "a list"}
+_SECRET_TEXTS = {"peer_secret", "redis_url"}
+"""Secrets of one text; of a URL the password alone is one."""
+_URL_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/]*@")
+_LEAST_SECRET = 16
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,6 +227,8 @@ def describe(settings: Settings) -> str:
             lines.append(f"# {count} set and not shown: put the keys themselves here before this file is used")
         elif setting.name in _SECRET:
             value = ()
+        elif setting.name in _SECRET_TEXTS:
+            value = _redact(setting.name, value)
         lines += [f"# {setting.name} =" if value is None else f"{setting.name} = {_toml(value)}", ""]
     return "\n".join(lines)
 
@@ -263,7 +290,7 @@ def _convert(setting: Setting, value: Any, source: str) -> Any:
             raise msgspec.ValidationError("Expected a finite number")
         return _strip_keys(converted) if setting.name in _SECRET else converted
     except msgspec.ValidationError as error:
-        shown = REDACTED if setting.name in _SECRET else repr(value)
+        shown = REDACTED if setting.name in _SECRET | _SECRET_TEXTS else repr(value)
         reason = f"expected one of {', '.join(setting.choices)}" if setting.choices else _explain(str(error))
         raise CommandError(f"{setting.name} = {shown} ({source}): {reason}") from error
 
@@ -290,9 +317,10 @@ def _decode_path(kind: Any, value: Any) -> Path:
 
 def _problems(s: Settings) -> Iterator[str]:
     """What single fields cannot say: combinations, and what is not built yet."""
-    for name in sorted(_SECRET):
+    for name in sorted(_SECRET | _SECRET_TEXTS):
         if REDACTED in getattr(s, name):
             yield f"{name}: {REDACTED!r} is what --print-config shows in place of a key; put the key itself there"
+    yield from _fleet_problems(s)
     if s.engine == "scripted" and s.script is None:
         yield "script: engine 'scripted' needs a script file"
     if s.engine != "scripted" and s.script is not None:
@@ -303,6 +331,27 @@ def _problems(s: Settings) -> Iterator[str]:
         yield f"model = {str(s.model)!r}: no such directory"
     if s.script is not None and not os.path.isfile(s.script):
         yield f"script = {str(s.script)!r}: no such file"
+
+
+def _fleet_problems(s: Settings) -> Iterator[str]:
+    """What does not fit together for a node among others."""
+    if s.peer_secret and s.peer_secret_file is not None:
+        yield "peer_secret: peer_secret_file gives it too; one of them is enough"
+    if s.peer_secret and len(s.peer_secret) < _LEAST_SECRET:
+        yield f"peer_secret: {len(s.peer_secret)} characters, at least {_LEAST_SECRET} are needed"
+    if s.redis_url and not (s.peer_secret or s.peer_secret_file):
+        yield "peer_secret: a fleet needs one (or peer_secret_file), or anybody could read its session caches"
+    if s.advertise and not re.fullmatch(r"\S+:\d{1,5}", s.advertise):
+        yield f"advertise = {s.advertise!r}: expected host:port"
+    if s.node_id and not re.fullmatch(r"[A-Za-z0-9._-]+", s.node_id):
+        yield f"node_id = {s.node_id!r}: letters, digits, '.', '_' and '-' alone"
+
+
+def _redact(name: str, value: str) -> str:
+    """`value` without what is secret of it, which is refused when the text is read."""
+    if name == "redis_url":
+        return _URL_PASSWORD.sub(rf"\1:{REDACTED}@", value)
+    return REDACTED if value else value
 
 
 def _metavar(setting: Setting) -> str:

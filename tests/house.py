@@ -41,9 +41,9 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("checkpoint/fetch.py",),
     "threadpoolctl": ("node/threads.py",),
     "uvloop": ("node/",),
-    "prometheus_client": ("observe/metrics.py", "observe/histogram.py"),
-    "redis": ("kv/directory.py",),
-    "pyverbs": ("kv/rdma.py",),
+    "prometheus_client": ("observe/metrics.py", "observe/fleet.py", "observe/histogram.py"),
+    "redis": ("kv/directory/redis_board.py", "kv/directory/redis_client.py"),
+    "pyverbs": ("kv/transport/verbs.py",),
     "cupy": ("cuda/",),
     "cuda": ("cuda/",),
 }

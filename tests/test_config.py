@@ -175,3 +175,31 @@ def test_every_setting_has_a_flag_with_its_help() -> None:
     given = vars(parser.parse_args(["--queue-limit", "7", "--no-clamp-max-tokens"]))
     loaded = load_settings(given)
     assert (loaded.queue_limit, loaded.clamp_max_tokens) == (7, False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"redis_url": "redis://h"}, "peer_secret: a fleet needs one"),
+        ({"peer_secret": "short"}, "peer_secret: 5 characters, at least 16"),
+        ({"peer_secret": "s" * 16, "peer_secret_file": "/x"}, "one of them is enough"),
+        ({"advertise": "nowhere"}, "advertise = 'nowhere': expected host:port"),
+        ({"node_id": "a/b"}, "node_id = 'a/b'"),
+    ],
+)
+def test_what_a_fleet_needs(flags: dict[str, str], said: str) -> None:
+    """Settings of a fleet that do not fit together are refused in one line."""
+    with pytest.raises(CommandError, match=re.escape(said)):
+        load_settings(flags)
+
+
+def test_secrets_of_a_fleet_are_not_printed() -> None:
+    """Neither the peers' secret nor Redis' password; what is printed in their place is refused when read."""
+    given = {"redis_url": "redis://me:hunter2@host:1/0", "peer_secret": "0123456789abcdef"}
+    text = describe(load_settings(given))
+    assert "hunter2" not in text and "0123456789abcdef" not in text
+    shown = tomllib.loads(text)
+    assert shown["redis_url"] == f"redis://me:{REDACTED}@host:1/0"
+    for name in given:
+        with pytest.raises(CommandError, match=f"{name}: .*print-config"):
+            load_settings({**given, name: shown[name]})

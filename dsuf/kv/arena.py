@@ -5,7 +5,7 @@ dying until its last lease is returned, and everything else absent. All methods 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from dsuf.kv.attach import usable_tokens
 from dsuf.kv.blocks import Blocks
@@ -24,16 +24,33 @@ class Match(NamedTuple):
     length: int
 
 
+class Listener(Protocol):
+    """Somebody who is told, at once and on the event loop, what can be found from now on and what cannot any more."""
+
+    def keep_page(self, page: HostPage) -> None:
+        """`page` was published; those before it are told first."""
+
+    def drop_page(self, page: HostPage) -> None:
+        """`page` is found no more; those that follow it went first."""
+
+    def keep_point(self, point: CommitPoint) -> None:
+        """`point` was published; it has a state."""
+
+    def drop_point(self, point: CommitPoint) -> None:
+        """`point` is found no more; it has a state."""
+
+
 class Arena:
     """Pages and commit points in `blocks`, whose size is that of a page, indexed in `tree`.
 
-    `evicted` counts the commit points that had to go.
+    `evicted` counts the commit points that had to go. `listeners` are told what comes and goes.
     """
 
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
         self.tree = PrefixTree()
         self.evicted = 0
+        self.listeners: list[Listener] = []
         self._most_off = 0
         self._points: dict[CommitPoint, None] = {}
         self._fillings: set[Filling] = set()
@@ -58,7 +75,7 @@ class Arena:
             for point in node.points:
                 head = point.head
                 length = usable_tokens(
-                    head.length, max(head.spare, head.near), head.repeats, common=head.common(prompt),
+                    head.length, head.off_tokens, head.repeats, common=head.common(prompt),
                     prompt=prompt.length, limit=limit,
                 )  # fmt: skip
                 if best is None or (length, -head.length) > (best.length, -best.point.head.length):
@@ -122,6 +139,8 @@ class Arena:
             last.points.append(point)
         if head.stateful:
             anchor.points.append(point)
+            for listener in self.listeners:
+                listener.keep_point(point)
         self._most_off = max(self._most_off, head.most_off)
         self._ranking.value(point)
         self._unuse(filling.base)
@@ -166,6 +185,8 @@ class Arena:
         point.state = "dying"
         if point.head.stateful:
             point.anchor.points.remove(point)
+            for listener in self.listeners:
+                listener.drop_point(point)
         if not point.leases:
             self._drop(point)
         self.tree.prune(point.anchor)
@@ -176,9 +197,7 @@ class Arena:
         for point in [point for page in pages for point in page.points]:
             self.withdraw(point)
         for page in reversed(pages):
-            if page.node.host is page:
-                page.node.host = None
-                self.tree.prune(page.node)
+            self._hide(page)
 
     def clear(self) -> int:
         """Withdraw everything, also what is being written; how many commit points that were."""
@@ -250,6 +269,8 @@ class Arena:
                 node.host = HostPage(node, last, block, checksum)
                 if last is not None:
                     last.followers.append(node.host)
+                for listener in self.listeners:
+                    listener.keep_page(node.host)
             else:
                 self.blocks.give([block])
             last = node.host
@@ -264,6 +285,14 @@ class Arena:
             point.page.points.remove(point)
             self._let_go(point.page)
 
+    def _hide(self, page: HostPage) -> None:
+        """Let `page` be found no more, if it still is."""
+        if page.node.host is page:
+            page.node.host = None
+            self.tree.prune(page.node)
+            for listener in self.listeners:
+                listener.drop_page(page)
+
     def _unuse(self, page: HostPage | None) -> None:
         """One use less of `page`."""
         if page is not None:
@@ -274,9 +303,7 @@ class Arena:
         """Something that stood on `page` is gone; what nothing stands on goes too."""
         while not page.holds:
             self.blocks.give([page.block])
-            if page.node.host is page:
-                page.node.host = None
-                self.tree.prune(page.node)
+            self._hide(page)
             if page.parent is None:
                 return
             page.parent.followers.remove(page)

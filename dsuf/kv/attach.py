@@ -18,13 +18,9 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """The position at which a turn begins to compute, and those before it by their source, which add up to it.
-
-    `state_tokens` is the length of the state that it goes on from, before that was cut to `start`; 0 without one.
-    """
+    """The position at which a turn begins to compute, and those before it by their source, which add up to it."""
 
     start: int = 0
-    state_tokens: int = 0
     device_tokens: int = 0
     host_tokens: int = 0
     peer_tokens: int = 0
@@ -41,15 +37,14 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     point: int | None
     extents: tuple[Extent, ...]
 
-    def restored(self, state_tokens: int = 0) -> Restored:
-        """What comes of it with a state of `state_tokens`."""
+    def restored(self) -> Restored:
+        """What comes of it."""
         tokens = dict.fromkeys(("device", "host", "peer", "none"), 0)
         for extent in self.extents:
             tokens[extent.source] += max(0, min(extent.stop, self.start) - extent.start)
         return Restored(
-            start=self.start, state_tokens=state_tokens, device_tokens=tokens["device"], host_tokens=tokens["host"],
-            peer_tokens=tokens["peer"],
-        )  # fmt: skip
+            start=self.start, device_tokens=tokens["device"], host_tokens=tokens["host"], peer_tokens=tokens["peer"]
+        )
 
 
 NOTHING = Choice(length=0, start=0, point=None, extents=())

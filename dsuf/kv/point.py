@@ -74,9 +74,14 @@ class PointHead(msgspec.Struct, frozen=True, kw_only=True):
     repeats: bool = False
 
     @property
+    def off_tokens(self) -> int:
+        """How many of its last positions any prompt can do without."""
+        return max(self.spare, self.near)
+
+    @property
     def most_off(self) -> int:
         """How many of its last positions some prompt can do without."""
-        return max(self.spare, self.near, self.repeats)
+        return max(self.off_tokens, self.repeats)
 
     def common(self, trace: Trace) -> int:
         """How many first positions `trace` shares, which has the first `anchor_tokens` in common; or just those where

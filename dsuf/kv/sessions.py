@@ -101,10 +101,15 @@ class Sessions:
                     return None
         except TimeoutError:
             return None
-        restored = holding.choice.restored(0 if holding.point is None else holding.point.head.length)
+        restored = holding.choice.restored()
         self._metrics.count_lookup("hit" if restored.start else "miss", restored.start)
         self._metrics.observe_restore(time.monotonic() - started_s)
         return restored
+
+    def state_tokens(self, turn: str) -> int:
+        """How long the state was that `turn` goes on from, before it was cut to what the turn shares; 0 without one."""
+        holding = self._held.get(turn)
+        return 0 if holding is None or holding.point is None else holding.point.head.length
 
     def advance(self, turn: str, length: int) -> None:
         """The first `length` positions of the prompt of `turn` are computed: its whole pages can be shared."""

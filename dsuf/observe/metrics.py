@@ -20,6 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from dsuf.observe.fleet import FleetMetrics
 from dsuf.observe.histogram import Histogram
 from dsuf.types import Finish, Usage
 
@@ -66,7 +67,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Metrics:
-    """All metrics of one node, in a registry of their own."""
+    """All metrics of one node, in a registry of their own; `fleet` has those of a node among others."""
 
     def __init__(self, model_name: str) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -83,6 +84,7 @@ class Metrics:
         self._add_sessions(registry)
         self._add_loop(registry)
         self._add_http(registry)
+        self.fleet = FleetMetrics(registry)
         self._aliases = CollectorRegistry()
         self._aliases.register(_VllmNames(registry, model_name))
 

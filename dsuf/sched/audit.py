@@ -137,7 +137,7 @@ class Auditor:
     async def _run_alone(self, turn: Turn, case: Case) -> list[int] | None:
         """Compute the attached `turn` to its end, a step at a time."""
         restored, start = await self._sessions.restore(turn), case.start
-        if restored is None or (restored.start, restored.state_tokens) != (start, case.state_tokens):
+        if restored is None or (restored.start, self._sessions.state_tokens(turn.id)) != (start, case.state_tokens):
             return None
         prompt, ids = len(turn.prompt.ids), list[int]()
         result: StepResult | None = None

@@ -98,7 +98,7 @@ class Places:
                 host_tokens=restored.host_tokens,
                 peer_tokens=restored.peer_tokens,
             ),
-            restored.state_tokens,
+            self._sessions.state_tokens(held.turn.id),
         )
         held.ready = True
 

@@ -252,6 +252,31 @@ def test_pages_alone_are_kept_without_a_state() -> None:
     assert arena.counters()["bytes"] == 200
 
 
+class Mirror:
+    """What a listener of an arena knows to be there, as it is told."""
+
+    def __init__(self) -> None:
+        self.pages: set[HostPage] = set()
+        self.points: set[CommitPoint] = set()
+
+    def keep_page(self, page: HostPage) -> None:
+        assert page not in self.pages
+        assert page.parent is None or page.parent in self.pages
+        self.pages.add(page)
+
+    def drop_page(self, page: HostPage) -> None:
+        assert not any(follower in self.pages for follower in page.followers)
+        self.pages.remove(page)
+
+    def keep_point(self, point: CommitPoint) -> None:
+        assert point not in self.points
+        assert point.page is None or point.page in self.pages
+        self.points.add(point)
+
+    def drop_point(self, point: CommitPoint) -> None:
+        self.points.remove(point)
+
+
 class Store(RuleBasedStateMachine):
     """An arena under random use; the bytes of what is leased never change."""
 
@@ -261,6 +286,8 @@ class Store(RuleBasedStateMachine):
         self.fillings: list[Filling] = []
         self.leases: list[tuple[Lease, list[tuple[int, bytes]]]] = []
         self.written = 0
+        self.mirror = Mirror()
+        self.arena.listeners.append(self.mirror)
 
     def points(self) -> list[CommitPoint]:
         return [point for point in self.arena._points if point.state == "ready"]
@@ -338,6 +365,11 @@ class Store(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         check_arena(self.arena)
         assert len(self.arena._leases) == len(self.leases)
+
+    @invariant()
+    def listeners_know_what_is_there(self) -> None:
+        assert self.mirror.pages == set(self.pages())
+        assert self.mirror.points == set(self.points())
 
     @invariant()
     def what_is_leased_is_as_it_was(self) -> None:

@@ -86,12 +86,9 @@ async def test_device_host_and_peer_give_what_a_cold_run_gives(model: Model, mod
     near.sessions.flush()
     cold = await near.run(turn)
     assert [run[0] for run in (cold, peer, device, host)] == [
-        Restored(),
-        *(
-            Restored(start=299, state_tokens=300, **sources)
-            for sources in ({"peer_tokens": 299}, {"device_tokens": 256, "host_tokens": 43}, {"host_tokens": 299})
-        ),
-    ]
+        Restored(), Restored(start=299, peer_tokens=299), Restored(start=299, device_tokens=256, host_tokens=43),
+        Restored(start=299, host_tokens=299),
+    ]  # fmt: skip
     assert cold[1:] == peer[1:] == device[1:] == host[1:]
     assert len(cold[1]) == 12
     await asyncio.sleep(0)

@@ -16,6 +16,8 @@
     │   ├── Unavailable           503  starting, draining or stalled; retry
     │   └── DeadlineExceeded      504  the turn's time is up, at whatever stage it is
     ├── CheckpointError           weights, config or tokenizer on disk are not what they must be
+    ├── PeerError                 another node refused, or said something that makes no sense
+    │   └── PeerLost              it is gone, or cannot be reached, or does not answer
     ├── DeviceError               the GPU or its driver refused or failed
     └── CommandError              wrong use of a command: one line, exit code 2
 
@@ -140,6 +142,14 @@ class DeadlineExceeded(RequestError):
 
 class CheckpointError(DsufError):
     """A checkpoint, its config or its tokenizer is missing, damaged or of another model."""
+
+
+class PeerError(DsufError):
+    """Another node refused what it was asked, or said something that makes no sense. Costs reuse, never a turn."""
+
+
+class PeerLost(PeerError, ConnectionError):
+    """Another node is gone, or cannot be reached, or does not answer."""
 
 
 class DeviceError(DsufError):

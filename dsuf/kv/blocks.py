@@ -28,6 +28,11 @@ class Blocks:
         self._used = bytearray(self.count)
 
     @property
+    def memory(self) -> memoryview:
+        """All blocks, one after the other."""
+        return self._memory
+
+    @property
     def free(self) -> int:
         """Blocks that nobody has."""
         return len(self._free)

@@ -11,7 +11,8 @@ from dsuf.kv.calls import when_ended, work
 from dsuf.kv.claims import Lease
 from dsuf.kv.handoff import Offer, Piece
 from dsuf.kv.point import CommitPoint, HostPage
-from dsuf.kv.sessions import Sessions
+from dsuf.kv.prefix import Node
+from dsuf.kv.sessions import WAIT_S, Sessions
 from dsuf.kv.trace import ID_BYTES, Trace, trace_prompt
 from dsuf.types import Extent, Turn
 
@@ -19,25 +20,27 @@ LEASE_S = 30.0
 
 
 class _Order:
-    """A prompt that is wanted, the computing of it, and what ends it where nobody asks any more."""
+    """A prompt that is wanted, the computing of it (`compute`) or of nothing, and what ends it where nobody asks any
+    more."""
 
-    def __init__(self, turn: str, trace: Trace, computing: asyncio.Future[None]) -> None:
-        self.turn, self.trace, self.computing = turn, trace, computing
+    def __init__(self, turn: str, trace: Trace, compute: bool, computing: asyncio.Future[None]) -> None:
+        self.turn, self.trace, self.compute, self.computing = turn, trace, compute, computing
         self.timer: asyncio.TimerHandle | None = None
         self.left = False
 
 
 class _Lent:
-    """An offer that is out: its lease, and what ends it after its time."""
+    """An offer that is out: its lease, what ends it after its time, and its blocks."""
 
-    def __init__(self, turn: str, lease: Lease, timer: asyncio.TimerHandle) -> None:
-        self.turn, self.lease, self.timer = turn, lease, timer
+    def __init__(self, turn: str, lease: Lease, timer: asyncio.TimerHandle, pieces: frozenset[Piece]) -> None:
+        self.turn, self.lease, self.timer, self.pieces = turn, lease, timer, pieces
 
 
 class LocalGiver:
     """Implements `Giver` over `sessions`. `compute` takes a turn to the end of its prompt in their engine, and has what
     it made of it kept, with a state at the end; it may be cancelled. Leases end after `lease_s`, and so do prompts that
-    nobody asks for.
+    nobody asks for. `fence` is called with an offer's number before its lease is returned other than by who took it:
+    after that nothing may read what was offered from outside.
     """
 
     def __init__(
@@ -47,10 +50,11 @@ class LocalGiver:
         self._orders: dict[str, _Order] = {}
         self._lent: dict[int, _Lent] = {}
         self._numbers = count()
+        self.fence: Callable[[int], None] = lambda number: None
 
-    async def offer(self, turn: Turn, pages: int) -> Offer | None:
+    async def offer(self, turn: Turn, pages: int, compute: bool = True) -> Offer | None:
         """What is kept after the first `pages` pages, once there is something; None when nothing more is to come."""
-        order = await self._order(turn)
+        order = await self._order(turn, compute)
         try:
             while True:
                 kept: asyncio.Future[Any] = asyncio.ensure_future(self._sessions.kept.wait())
@@ -85,30 +89,40 @@ class LocalGiver:
     async def leave(self, turn: Turn) -> None:
         """Compute the prompt no further, and end what was lent for it."""
         for number in [number for number, lent in self._lent.items() if lent.turn == turn.id]:
-            self._end(self._lent.pop(number))
+            self._expire(number)
         order = self._orders.get(turn.id)
         if order is not None:
             self._quit(order)
             await asyncio.wait({order.computing})
 
-    async def _order(self, turn: Turn) -> _Order:
-        """The order for `turn`, made if need be; one that was left has to end first."""
+    def view(self, number: int, piece: Piece) -> memoryview:
+        """The bytes of a block of offer `number`, whatever they are by now; raises `CheckpointError` where they were
+        not offered, or are no more."""
+        lent = self._lent.get(number)
+        if lent is None or piece not in lent.pieces:
+            raise CheckpointError("the lease has ended")
+        return self._arena.blocks.view(piece.block)
+
+    async def _order(self, turn: Turn, compute: bool) -> _Order:
+        """The order for `turn`, made if need be; one that was left, or for something else, has to end first."""
         trace = None
-        while (order := self._orders.get(turn.id)) is None or order.left:
+        while (order := self._orders.get(turn.id)) is None or order.left or order.compute != compute:
             if order is not None:
+                self._quit(order)
                 await asyncio.wait({order.computing})
                 self._forget(order)
             elif trace is None:
                 trace = await work(len(turn.prompt.ids) * ID_BYTES, trace_prompt, self._sessions.layout, turn.prompt)
             else:
-                self._orders[turn.id] = _Order(turn.id, trace, self._begin(turn, trace))
+                self._orders[turn.id] = _Order(turn.id, trace, compute, self._begin(turn, trace, compute))
         if order.timer is not None:
             order.timer.cancel()
         return order
 
-    def _begin(self, turn: Turn, trace: Trace) -> asyncio.Future[None]:
-        """Compute the prompt in a task, whose failure perhaps nobody asks for."""
-        computing = asyncio.ensure_future(self._finish(turn, trace))
+    def _begin(self, turn: Turn, trace: Trace, compute: bool) -> asyncio.Future[None]:
+        """Compute the prompt in a task, whose failure perhaps nobody asks for; or wait for what is being kept of it."""
+        finish = self._finish(turn, trace) if compute else self._sessions.wait_for(trace, WAIT_S)
+        computing = asyncio.ensure_future(finish)
         computing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return computing
 
@@ -146,16 +160,26 @@ class LocalGiver:
 
     def _find(self, order: _Order, pages: int) -> Offer | None:
         """An offer of what is kept after the first `pages` pages of the prompt."""
-        point = self._arena.find_exact(order.trace, order.trace.length)
+        path = self._arena.tree.walk(order.trace)
+        last = next((node.host for node in reversed(path) if node.host is not None), None)
+        if order.compute:
+            point = self._arena.find_exact(order.trace, order.trace.length)
+        elif (point := self._find_point(order.trace, path, last)) is None and not self._arena.replay_tokens:
+            return None
         if point is not None:
             last = point.page
-        else:
-            path = self._arena.tree.walk(order.trace)
-            last = next((node.host for node in reversed(path) if node.host is not None), None)
+            pages = min(pages, _shared_pages(last, path))
         if last is not None and last.node.pages > pages + SLICE:
             last, point = next(page for page in last.chain() if page.node.pages == pages + SLICE), None
         new = point is not None or (last is not None and last.node.pages > pages)
         return self._lend(order, pages, last, point) if new else None
+
+    def _find_point(self, trace: Trace, path: Sequence[Node], last: HostPage | None) -> CommitPoint | None:
+        """The commit point that saves `trace` the most, unless its whole pages, up to `last`, save more."""
+        match = self._arena.find(path, trace)
+        whole = 0 if last is None else min(last.node.pages, (trace.length - 1) // trace.page_tokens)
+        replayed = whole * trace.page_tokens - self._arena.replay_tokens if self._arena.replay_tokens else 0
+        return match.point if match is not None and match.length >= replayed else None
 
     def _lend(
         self, order: _Order, pages: int, last: HostPage | None, point: CommitPoint | None
@@ -165,19 +189,21 @@ class LocalGiver:
         number = next(self._numbers)
         lease = self._arena.lease(last, point)
         timer = asyncio.get_running_loop().call_later(self._lease_s, self._expire, number)
-        self._lent[number] = _Lent(order.turn, lease, timer)
         chain = list(last.chain())[::-1][pages:] if last is not None else []
         size = trace.page_tokens
         start, stop = pages * size, (pages + len(chain)) * size
-        return Offer(
-            id=number, head=trace.head, ids=trace.ids[start * ID_BYTES : stop * ID_BYTES],
-            extent=Extent(key=trace.chain[pages + len(chain)], start=start, stop=stop, source="peer"),
+        ids = b"".join(page.node.content[: size * ID_BYTES] for page in chain)
+        key = chain[-1].node.digest if chain else trace.chain[pages]
+        offer = Offer(
+            id=number, head=trace.head, ids=ids, extent=Extent(key=key, start=start, stop=stop, source="peer"),
             pages=self._pieces([page.block for page in chain]), checksums=tuple(page.checksum for page in chain),
             point=None if point is None else point.head,
             tail=None if point is None or point.tail is None else self._pieces([point.tail])[0],
             payload=() if point is None else self._pieces(point.blocks),
-            checksum=b"" if point is None else point.checksum,
+            checksum=b"" if point is None else point.checksum, ttl_s=self._lease_s,
         )  # fmt: skip
+        self._lent[number] = _Lent(order.turn, lease, timer, frozenset(offer.pieces))
+        return offer
 
     def _pieces(self, blocks: Sequence[int]) -> tuple[Piece, ...]:
         """Blocks with their generations."""
@@ -191,9 +217,18 @@ class LocalGiver:
     def _expire(self, number: int) -> None:
         """The time of a lease is over. What is still reading finds out when it asks."""
         if (lent := self._lent.pop(number, None)) is not None:
+            self.fence(number)
             self._end(lent)
 
     def _end(self, lent: _Lent) -> None:
         """Return a lease."""
         lent.timer.cancel()
         self._arena.release(lent.lease)
+
+
+def _shared_pages(last: HostPage | None, path: Sequence[Node]) -> int:
+    """How many of the pages up to `last` are those of `path`, which begins with its root."""
+    for page in last.chain() if last is not None else ():
+        if page.node.pages < len(path) and path[page.node.pages] is page.node:
+            return page.node.pages
+    return 0

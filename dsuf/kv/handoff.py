@@ -12,9 +12,10 @@ from typing import Protocol
 import msgspec
 
 from dsuf.errors import CheckpointError
+from dsuf.kv.attach import usable_tokens
 from dsuf.kv.point import PointHead
-from dsuf.kv.trace import ID_BYTES, Trace
-from dsuf.types import Extent, Turn
+from dsuf.kv.trace import ID_BYTES, Trace, branch_trace, common_after
+from dsuf.types import Extent, Span, Turn
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -29,6 +30,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     `extent` has the positions of the pages; `head` (fingerprint, salt, page size), `ids` and, with `point`, its ids say
     for what they stand. `checksums` are those of the pages, `checksum` that of the point's own parts.
+    Its lease lasts `ttl_s`: for who takes, from before it asked.
     """
 
     id: int
@@ -41,6 +43,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     tail: Piece | None = None
     payload: tuple[Piece, ...] = ()
     checksum: bytes = b""
+    ttl_s: float = 30.0
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -49,11 +52,13 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Giver(Protocol):
-    """A node that computes prompts for others, as a taker sees it. Any call may fail, or never come back."""
+    """A node that keeps caches, and computes prompts for others, as a taker sees it. Any call may fail, or never come
+    back."""
 
-    async def offer(self, turn: Turn, pages: int) -> Offer | None:
+    async def offer(self, turn: Turn, pages: int, compute: bool = True) -> Offer | None:
         """What there is of the prompt after its first `pages` pages, as soon as it is more than nothing; None when no
-        more is to come. The first call for a turn lets its prompt be computed."""
+        more is to come. The first call for a turn lets its prompt be computed; or, unless `compute`, only what is kept
+        is offered: up to the commit point that saves the prompt the most, or whole pages where those save more."""
 
     async def read(self, offer: Offer, pieces: Sequence[Piece], into: Sequence[memoryview]) -> None:
         """Copy blocks, each as far as the buffer at its place goes."""
@@ -65,18 +70,45 @@ class Giver(Protocol):
         """Nobody wants the prompt of `turn` any more. Idempotent."""
 
 
-def check_offer(offer: Offer, prompt: Trace, pages: int) -> None:
-    """Raise `CheckpointError` unless `offer` goes on after the first `pages` pages of `prompt`, and only with them."""
+def check_offer(offer: Offer, prompt: Trace, pages: int) -> Trace:
+    """The sequence that `offer` is of: `prompt`, or that of a point which `prompt` can use.
+
+    Raises `CheckpointError` unless it is, and whoever has the first `pages` pages of `prompt` can go on with it.
+    """
     size, start, stop = prompt.page_tokens, offer.extent.start, offer.extent.stop
-    fits = offer.head == prompt.head and start == pages * size and stop - start == len(offer.pages) * size
-    fits = fits and len(offer.checksums) == len(offer.pages) and stop <= prompt.length
-    fits = fits and offer.ids == prompt.ids[start * ID_BYTES : stop * ID_BYTES]
-    if not fits or (offer.point is not None and not _is_of(offer.point, prompt, stop)):
+    trace = prompt if offer.point is None else _follow_point(offer.point, prompt)
+    fits = trace is not None and offer.head == prompt.head and stop - start == len(offer.pages) * size
+    fits = fits and len(offer.checksums) == len(offer.pages) and start % size == 0 and 0 <= start <= pages * size
+    if not fits or trace is None or not _continues(offer, trace, prompt):
         raise CheckpointError(f"an offer of positions {start} to {stop} that is not of this prompt")
+    return trace
 
 
-def _is_of(point: PointHead, prompt: Trace, stop: int) -> bool:
-    """Whether `point` is a state at the end of `prompt`, whose whole pages end at `stop`."""
-    whole = point.length - point.length % prompt.page_tokens
-    at_end = point.stateful and point.length == prompt.length and whole == stop
-    return at_end and (point.ids, point.spans) == (prompt.ids[point.anchor_tokens * ID_BYTES :], prompt.spans)
+def _continues(offer: Offer, trace: Trace, prompt: Trace) -> bool:
+    """Whether the pages of `offer` are those of `trace`, and what stands before them is in `prompt` too."""
+    start, stop = offer.extent.start, offer.extent.stop
+    if stop > trace.length or offer.ids != trace.ids[start * ID_BYTES : stop * ID_BYTES]:
+        return False
+    if offer.point is None:
+        return True
+    whole, begun = divmod(offer.point.length, prompt.page_tokens)
+    shares = trace.chain[: start // prompt.page_tokens + 1] == prompt.chain[: start // prompt.page_tokens + 1]
+    return shares and whole * prompt.page_tokens == stop and (offer.tail is not None) == (begun > 0)
+
+
+def _follow_point(point: PointHead, prompt: Trace) -> Trace | None:
+    """The sequence at whose end `point` is; None where `prompt` has no use of it, or it makes no sense."""
+    anchor, after = point.anchor_tokens, point.length - point.anchor_tokens
+    sound = point.stateful and point.spare >= 0 and point.payload_bytes >= 0
+    sound = sound and 0 <= anchor <= prompt.length and anchor % prompt.page_tokens == 0
+    if not sound or after * ID_BYTES != len(point.ids) or _before(anchor, point.spans) != _before(anchor, prompt.spans):
+        return None
+    trace = branch_trace(prompt, anchor // prompt.page_tokens, point.ids, point.spans)
+    common = common_after(anchor, point.ids, trace.spans, prompt)
+    usable = usable_tokens(point.length, point.spare, point.repeats, common=common, prompt=prompt.length)
+    return trace if usable > 0 and trace.spans == point.spans else None
+
+
+def _before(tokens: int, spans: Sequence[Span]) -> list[Span]:
+    """Those of `spans` that begin before position `tokens`."""
+    return [span for span in spans if span.start < tokens]

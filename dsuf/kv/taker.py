@@ -21,8 +21,8 @@ AVOID_MOST_S = 60.0
 class _Taking:
     """A prompt on its way: its first `pages` pages are here, those after the first `own` came from the giver."""
 
-    def __init__(self, turn: Turn, trace: Trace, pages: int, lease: Lease | None) -> None:
-        self.turn, self.trace = turn, trace
+    def __init__(self, turn: Turn, trace: Trace, compute: bool, pages: int, lease: Lease | None) -> None:
+        self.turn, self.trace, self.compute = turn, trace, compute
         self.own = self.pages = pages
         self.lease = lease
         self.kept: CommitPoint | None = None
@@ -42,8 +42,9 @@ class Taker:
         self._leaving: set[asyncio.Future[None]] = set()
         self._avoid_s, self._avoid_until_s = deadline_s, 0.0
 
-    async def take(self, turn: Turn) -> int | None:
-        """Take over the prompt of `turn` as it is computed; the position from which on it came from there.
+    async def take(self, turn: Turn, compute: bool = True) -> int | None:
+        """Take over the prompt of `turn` as it is computed, or what is kept of it; the position from which on it came
+        from there.
 
         None if nothing came, or nothing was asked for, since no more than a page is missing here, or the giver is left
         alone. A failure ends it: what came before stays, the rest is to be computed here.
@@ -54,7 +55,7 @@ class Taker:
         match = self._arena.find(self._arena.tree.walk(trace), trace)
         if match is not None and trace.length - match.length <= self._layout.page_tokens:
             return None
-        taking = self._begin(turn, trace)
+        taking = self._begin(turn, trace, compute)
         try:
             while not taking.complete and await self._take_next(taking):
                 pass
@@ -68,7 +69,7 @@ class Taker:
         if taking.kept is None:
             return None
         start = taking.own * self._layout.page_tokens
-        self._metrics.count_handoff("taken", taking.kept.head.length - start)
+        self._metrics.count_handoff("taken", min(taking.kept.head.length, trace.length) - start)
         return start
 
     def _avoid(self) -> None:
@@ -76,13 +77,13 @@ class Taker:
         self._avoid_until_s = asyncio.get_running_loop().time() + min(self._avoid_s, AVOID_MOST_S)
         self._avoid_s = min(2 * self._avoid_s, AVOID_MOST_S)
 
-    def _begin(self, turn: Turn, trace: Trace) -> _Taking:
+    def _begin(self, turn: Turn, trace: Trace, compute: bool) -> _Taking:
         """Keep what is here of the prompt already."""
         path = self._arena.tree.walk(trace)
         page = next((node.host for node in reversed(path) if node.host is not None), None)
         if page is None:
-            return _Taking(turn, trace, 0, None)
-        return _Taking(turn, trace, page.node.pages, self._arena.lease(page))
+            return _Taking(turn, trace, compute, 0, None)
+        return _Taking(turn, trace, compute, page.node.pages, self._arena.lease(page))
 
     def _end(self, taking: _Taking) -> None:
         """Nothing more is taken; nobody waits until the giver knows."""
@@ -101,14 +102,15 @@ class Taker:
 
     async def _take_next(self, taking: _Taking) -> bool:
         """Take the next offer; False where none is to come."""
-        offer = await finish_within(self._giver.offer(taking.turn, taking.pages), self._deadline_s)
+        asked = self._giver.offer(taking.turn, taking.pages, taking.compute)
+        offer = await finish_within(asked, self._deadline_s)
         if offer is None:
             return False
         filling = None
         try:
             try:
-                check_offer(offer, taking.trace, taking.pages)
-                filling = self._reserve(taking, offer)
+                trace = check_offer(offer, taking.trace, taking.pages)
+                filling = self._reserve(trace, offer)
                 await self._read(filling, offer)
             finally:
                 good = await finish_within(self._giver.release(offer), self._deadline_s)
@@ -122,10 +124,12 @@ class Taker:
             raise
         return True
 
-    def _reserve(self, taking: _Taking, offer: Offer) -> Filling:
-        """Room for `offer`; raises `CheckpointError`."""
+    def _reserve(self, trace: Trace, offer: Offer) -> Filling:
+        """Room for `offer`, which is of `trace`; raises `CheckpointError`."""
         head = _head(offer)
-        filling = self._arena.reserve(taking.trace, head.length, head.payload_bytes)
+        if self._arena.blocks.blocks_for(head.payload_bytes) != len(offer.payload):
+            raise CheckpointError(f"a state of {head.payload_bytes} bytes in {len(offer.payload)} blocks")
+        filling = self._arena.reserve(trace, head.length, head.payload_bytes)
         if filling is None:
             raise CheckpointError(f"no room for {len(offer.pieces)} blocks of an offer")
         return filling

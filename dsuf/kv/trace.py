@@ -60,6 +60,13 @@ def follow_trace(trace: Trace, ids: bytes, spans: Iterable[Span]) -> Trace:
     return _trace(trace.head, trace.page_tokens, ids, spans, trace.chain[: same + 1])
 
 
+def branch_trace(trace: Trace, pages: int, ids: bytes, spans: Iterable[Span]) -> Trace:
+    """The first `pages` pages of `trace`, and `ids` behind them; `spans` are those of the whole, and up to there the
+    same as in `trace`."""
+    kept = trace.ids[: pages * trace.page_tokens * ID_BYTES]
+    return _trace(trace.head, trace.page_tokens, kept + ids, spans, trace.chain[: pages + 1])
+
+
 def common_tokens(a: Trace, b: Trace) -> int:
     """How many first positions hold the same in both: tokens, and pictures as a whole."""
     return common_after(0, a.ids, a.spans, b) if a.head == b.head else 0

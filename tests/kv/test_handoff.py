@@ -102,9 +102,9 @@ class Faulty(LocalGiver):
         if seconds := self.fault(name, self.calls[name]):
             await asyncio.sleep(seconds)
 
-    async def offer(self, turn: Turn, pages: int) -> Offer | None:
+    async def offer(self, turn: Turn, pages: int, compute: bool = True) -> Offer | None:
         await self._ask("offer")
-        return await super().offer(turn, pages)
+        return await super().offer(turn, pages, compute)
 
     async def read(self, offer: Offer, pieces: Sequence[Piece], into: Sequence[memoryview]) -> None:
         await self._ask("read")
@@ -338,7 +338,7 @@ async def test_pitfall_12_an_offer_of_something_else_is_refused(change: str) -> 
         "start": {"extent": msgspec.structs.replace(offer.extent, start=8)},
         "pages": {"pages": offer.pages[:-1]},
         "checksums": {"checksums": offer.checksums[:-1]},
-        "point": {"point": msgspec.structs.replace(point, ids=point.ids[:-1] + b"\1")},
+        "point": {"point": msgspec.structs.replace(point, ids=b"\1" + point.ids[1:])},
         "spans": {"point": msgspec.structs.replace(point, length=44)},
     }[change]
     with pytest.raises(CheckpointError):

@@ -25,9 +25,9 @@ class Watched(LocalGiver):
     early = 0
     fault: Callable[[str], float] = staticmethod(lambda call: 0.0)
 
-    async def offer(self, turn: Turn, pages: int) -> Offer | None:
+    async def offer(self, turn: Turn, pages: int, compute: bool = True) -> Offer | None:
         await asyncio.sleep(self.fault("offer"))
-        offer = await super().offer(turn, pages)
+        offer = await super().offer(turn, pages, compute)
         self.early += offer is not None and offer.point is None
         return offer
 

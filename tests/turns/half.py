@@ -122,9 +122,9 @@ class UnsteadyGiver(LocalGiver):
 
     before: Callable[[str], float]
 
-    async def offer(self, turn: Turn, pages: int) -> Offer | None:
+    async def offer(self, turn: Turn, pages: int, compute: bool = True) -> Offer | None:
         await asyncio.sleep(self.before("offer"))
-        return await super().offer(turn, pages)
+        return await super().offer(turn, pages, compute)
 
     async def read(self, offer: Offer, pieces: Sequence[Piece], into: Sequence[memoryview]) -> None:
         await asyncio.sleep(self.before("read"))

@@ -1,6 +1,6 @@
 """Try a fleet on this machine: N nodes, Redis and a balancer on loopback, until Ctrl-C.
 
-Needs redis-server and haproxy. Flags after `--` go to every node: `bin/fleet 3 -- --drafts 5 --prefill exact`.
+Needs redis-server and haproxy. Settings of all nodes come from the environment: `DSUF_DRAFTS=5 bin/fleet 3`.
 """
 
 import argparse
@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8000, help="the balancer's; nodes listen above it (default: 8000)")
     parser.add_argument("--logs", metavar="DIR", type=Path, help="where output goes (default: a new folder)")
     parser.add_argument("--lenient", action="store_true", help="go on when something ends by itself")
-    parser.add_argument("flags", nargs="*", metavar="FLAG", help="behind `--`: flags of `dsuf serve` for every node")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     check(args)
     folder = args.logs or Path(tempfile.mkdtemp(prefix="dsuf-fleet-"))
     folder.mkdir(parents=True, exist_ok=True)
-    fleet = TrialFleet(args.nodes, folder, port=args.port, prefill=args.prefill, flags=args.flags)
+    fleet = TrialFleet(args.nodes, folder, port=args.port, prefill=args.prefill)
     stopping = Stopping()
     print(f"{args.nodes} nodes, Redis and a balancer; their output: {folder}", flush=True)
     fleet.start(lambda text: print(f"  {text}", flush=True))

@@ -44,8 +44,8 @@ backend nodes
 
 
 class TrialFleet:
-    """`count` nodes behind a balancer on `port`, the first `prefill` of them for prompts alone. Node settings are given
-    by `flags`; what all of them print is in `folder`.
+    """`count` nodes behind a balancer on `port`, the first `prefill` of them for prompts alone. Settings of all
+    nodes come from the environment and `flags`; what they print is in `folder`.
     """
 
     def __init__(
@@ -111,8 +111,7 @@ class TrialFleet:
         role = "both" if not self.prefill else "prefill" if number <= self.prefill else "decode"
         if self.prefill >= count:
             raise CommandError(f"{self.prefill} of {count} nodes for prompts leave none to answer clients")
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("DSUF_")}
-        environ |= {"DSUF_PEER_SECRET": self.secret}
+        environ = os.environ | {"DSUF_PEER_SECRET": self.secret}
         own = {
             "host": HOST, "port": port, "control-port": port + CONTROL_ABOVE, "node-id": f"node{number}", "role": role,
             "redis-url": f"redis://{HOST}:{self.redis_port}/0",

@@ -43,7 +43,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "threadpoolctl": ("node/threads.py",),
     "uvloop": ("node/",),
     "prometheus_client": ("observe/metrics.py", "observe/fleet.py", "observe/histogram.py"),
-    "redis": ("kv/directory/redis_board.py", "kv/directory/address.py"),
+    "redis": ("kv/directory/redis_board.py", "kv/directory/redis_client.py"),
     "pyverbs": ("kv/transport/verbs.py",),
     "cupy": ("cuda/",),
     "cuda": ("cuda/",),

@@ -69,7 +69,7 @@ class Directory(Protocol):
     """What is known of the fleet. `find`, `members`, `health` and `counters` only read memory."""
 
     async def start(self) -> None:
-        """Take part; returns when the fleet is known, or after a short time without: it goes on meanwhile."""
+        """Take part. Returns when the fleet is known and knows this node, or after a short time: it goes on then."""
 
     def find(self, trace: Trace, *, replay_tokens: int = 0) -> list[Candidate]:
         """The other members that keep something of use of `trace`, those with the most first; of equals the least

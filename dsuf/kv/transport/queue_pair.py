@@ -25,10 +25,10 @@ class QueuePairEnd(msgspec.Struct, frozen=True, kw_only=True):
 class RemoteMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The arena of the other node: where its blocks of `block_bytes` lie for who has the `key`."""
 
-    address: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
-    size_bytes: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)]
+    address: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
     key: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-    block_bytes: Annotated[int, msgspec.Meta(ge=1, lt=1 << 63)]
+    block_bytes: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 
 
 class Read(NamedTuple):

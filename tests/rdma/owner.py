@@ -1,0 +1,156 @@
+"""The node that is read from, in a test machine: a process that does to itself whatever a case asks for.
+
+python3 -m tests.rdma.owner     # starts that process, again whenever it is killed, until the file `done` appears
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dsuf.errors import DsufError
+from dsuf.kv.blocks import Blocks, map_memory
+from dsuf.kv.point import seal
+from dsuf.kv.transport.adapter import Adapter
+from dsuf.kv.transport.queue_pair import QueuePairEnd
+from dsuf.kv.transport.rdma import RdmaFabric
+from dsuf.kv.transport.verbs import VerbsDevice
+
+EXCHANGE = Path("/exchange")
+PORT = 7077
+BLOCK = 64 << 10
+BLOCKS = 512
+
+
+def write_blocks(blocks: Blocks, seed: int) -> None:
+    """A pattern of its own in each block."""
+    for block in range(blocks.count):
+        blocks.view(block)[:] = (seed * 1_000_003 + block).to_bytes(8, "little") * (BLOCK // 8)
+
+
+class Owner:
+    """One connection's worth of an arena that can be read."""
+
+    def __init__(self) -> None:
+        self.blocks = Blocks(BLOCK, map_memory(BLOCK * BLOCKS))
+        write_blocks(self.blocks, 1)
+        self.device = VerbsDevice(os.environ["DSUF_ADDRESS"])
+        self.adapter = Adapter(self.device, self.blocks.memory, BLOCK)
+        self.half = RdmaFabric(self.adapter).owner()
+
+    def connect(self, end: Any) -> Any:
+        return self.half.accept(msgspec.convert(end, QueuePairEnd))
+
+    def disconnect(self, number: int) -> None:
+        self.half.destroy(number)
+
+    def fence(self) -> None:
+        """What happens when a lease runs out: nobody reads here any more, and the blocks serve something else."""
+        self.half.close()
+        write_blocks(self.blocks, 2)
+
+    def rewrite(self) -> None:
+        """What must not happen: blocks change while they may be read."""
+        write_blocks(self.blocks, 3)
+
+    def deregister(self) -> None:
+        self.adapter.region.close()
+
+    def serve_one_read(self) -> None:
+        self.device.reads = 1
+
+    def digests(self, blocks: list[int]) -> list[bytes]:
+        return [seal(self.blocks.view(block)) for block in blocks]
+
+    def pairs(self) -> int:
+        return len(self.adapter)
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def freeze(self, seconds: float) -> None:
+        waker = f"import os, signal, time; time.sleep({seconds}); os.kill({os.getpid()}, signal.SIGCONT)"
+        subprocess.Popen([sys.executable, "-c", waker])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def cut_link(self, seconds: float) -> None:
+        """Lose everything for so long, once the answer has left."""
+        card = os.environ["DSUF_CARD"]
+        lose = f"sleep 0.3; tc qdisc replace dev {card} root netem loss 100%; sleep {seconds}; "
+        subprocess.Popen(["bash", "-c", lose + f"tc qdisc del dev {card} root"])
+
+    def close(self) -> None:
+        self.half.close()
+        self.adapter.close()
+
+
+async def serve() -> None:
+    """One connection after the other, each with an arena of its own; a request is its name and what it takes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        owner = Owner()
+        try:
+            while head := await reader.read(4):
+                name, arguments = msgspec.msgpack.decode(await reader.readexactly(int.from_bytes(head, "big")))
+                try:
+                    reply = [True, getattr(owner, name)(*arguments)]
+                except DsufError as error:
+                    reply = [False, str(error)]
+                body = msgspec.msgpack.encode(reply)
+                writer.write(len(body).to_bytes(4, "big") + body)
+        except ConnectionError:
+            pass
+        finally:
+            owner.close()
+            writer.close()
+
+    server = await asyncio.start_server(answer, os.environ["DSUF_ADDRESS"], PORT)
+    while not (EXCHANGE / "done").exists():  # noqa: ASYNC110 - a shared folder has no event
+        await asyncio.sleep(0.2)
+    server.close()
+
+
+class Control:
+    """A connection to an owner, as the other node has one."""
+
+    @classmethod
+    async def open(cls, address: str) -> "Control":
+        """Waits until the owner is there."""
+        control = cls()
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    control.reader, control.writer = await asyncio.open_connection(address, PORT)
+                    return control
+                except OSError:
+                    await asyncio.sleep(0.2)
+
+    async def ask(self, name: str, *arguments: Any) -> Any:
+        """The answer; raises `DsufError` with the owner's."""
+        self.tell(name, *arguments)
+        head = await self.reader.readexactly(4)
+        good, answer = msgspec.msgpack.decode(await self.reader.readexactly(int.from_bytes(head, "big")))
+        if not good:
+            raise DsufError(answer)
+        return answer
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        """Without waiting for an answer, which then must not come."""
+        body = msgspec.msgpack.encode([name, arguments])
+        self.writer.write(len(body).to_bytes(4, "big") + body)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["once"]:
+        asyncio.run(serve())
+    else:
+        while not (EXCHANGE / "done").exists():
+            subprocess.run([sys.executable, "-m", "tests.rdma.owner", "once"], check=False)

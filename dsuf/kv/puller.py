@@ -1,6 +1,5 @@
 """Getting the beginning of a prompt from peers before its turn queues: from who keeps it, or from who computes it."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -44,14 +43,18 @@ class Puller:
 
         A failure costs what is left of the time that computing would have taken, and nothing else.
         """
+        starts = [await self.fetch(turn)]
+        if self._delegates:
+            starts.append(await self._delegate(turn))
+        return min((start for start in starts if start is not None), default=None)
+
+    async def fetch(self, turn: Turn) -> int | None:
+        """As `take`, of what peers keep already."""
         trace, here = await self._sessions.foresee(turn)
         layout = self._sessions.layout
         candidates = self._directory.find(trace, replay_tokens=layout.replay_tokens)
         pulls = plan_pulls(candidates, here=here, layout=layout, token_s=self._token_s(), speed=self._peers.speed)
-        starts = [await self._try_all(turn, here, pulls)] if pulls else []
-        if self._delegates:
-            starts.append(await self._delegate(turn))
-        return min((start for start in starts if start is not None), default=None)
+        return await self._try_all(turn, here, pulls) if pulls else None
 
     async def _try_all(self, turn: Turn, here: int, pulls: tuple[Pull, ...]) -> int | None:
         """Ask one after the other, until one gave what it promised or the time is over."""
@@ -87,16 +90,3 @@ class Puller:
             log_event("prompt computed here", level="debug", turn=turn.id, reason="no node for prompts")
             return None
         return await taker.take(turn, compute=True)
-
-    async def adopt(self, turn: Turn, member: Member, seconds: float) -> bool:
-        """Take over what `member`, which is leaving, keeps of the prompt of `turn`; whether it is here in time."""
-        taker = self._peers.taker(member)
-        if taker is None:
-            return False
-        try:
-            async with asyncio.timeout(seconds):
-                await taker.take(turn, compute=False, budget_s=seconds)
-                trace, here = await self._sessions.foresee(turn)
-        except TimeoutError:
-            return False
-        return here + self._sessions.layout.page_tokens >= trace.length

@@ -75,6 +75,14 @@ class Reader:
         """Blocks of the owner into those of the same numbers."""
         await self.mover.read(OFFER, [Piece(block, 1) for block in blocks], [self.blocks.view(b) for b in blocks])
 
+    async def begin(self) -> "asyncio.Task[None]":
+        """Read everything; this returns when some of it is there, and some is not."""
+        reading = asyncio.create_task(self.read())
+        while self.blocks.view(1)[:8] == bytes(8):  # noqa: ASYNC110 - memory has no event
+            await asyncio.sleep(0)
+        assert not reading.done()
+        return reading
+
     async def is_whole(self, blocks: Sequence[int] = ALL) -> bool:
         """Whether they are what the owner has."""
         return [seal(self.blocks.view(b)) for b in blocks] == await self.ask("digests", list(blocks))
@@ -144,7 +152,8 @@ async def two_at_a_time(reader: Reader) -> str:
 async def out_of_range(reader: Reader) -> str:
     """The owner's device refuses; the next pull has a pair of its own."""
     reader.change = {"size_bytes": 1 << 40}
-    text = await fails(reader.read([BLOCKS]), "REM_ACCESS_ERR", within_s=3)
+    beyond = reader.mover.read(OFFER, [Piece(BLOCKS, 1)], [reader.blocks.view(0)])
+    text = await fails(beyond, "REM_ACCESS_ERR", within_s=3)
     reader.change = {}
     await reader.read([1])
     assert await reader.is_whole([1])
@@ -167,8 +176,7 @@ async def memory_given_back_before(reader: Reader) -> str:
 @case
 async def memory_given_back_meanwhile(reader: Reader) -> str:
     """A device may answer with an error, or not at all."""
-    reading = asyncio.create_task(reader.read())
-    await asyncio.sleep(0.05)
+    reading = await reader.begin()
     await reader.ask("deregister")
     return await fails(reading, "REM_ACCESS_ERR", "RETRY_EXC_ERR", "nothing was read", within_s=12)
 
@@ -188,8 +196,7 @@ async def killed_before(reader: Reader) -> str:
 
 @case
 async def killed_meanwhile(reader: Reader) -> str:
-    reading = asyncio.create_task(reader.read())
-    await asyncio.sleep(0.1)
+    reading = await reader.begin()
     reader.control.tell("die")
     return await fails(reading, "RETRY_EXC_ERR", "nothing was read", within_s=12)
 
@@ -203,7 +210,7 @@ async def frozen(reader: Reader) -> str:
     started_s = time.monotonic()
     await reader.read(range(50))
     took_s = time.monotonic() - started_s
-    await reader.control.ask("pairs")  # the answer of `freeze` itself
+    await reader.ask("pairs")
     waited_s = time.monotonic() - started_s
     return f"read after {took_s:.2f} s, answer after {waited_s:.2f} s"
 
@@ -211,9 +218,7 @@ async def frozen(reader: Reader) -> str:
 @case
 async def fenced(reader: Reader) -> str:
     """A lease runs out during a pull, and the blocks are used for something else: an error, and none of that."""
-    reading = asyncio.create_task(reader.read())
-    await asyncio.sleep(0.1)
-    assert not reading.done()
+    reading = await reader.begin()
     await reader.ask("fence")
     text = await fails(reading, "RETRY_EXC_ERR", "REM_INV_REQ_ERR", "nothing was read", within_s=12)
     assert not reader.holds(2), "rows of something else were read"
@@ -227,8 +232,7 @@ async def overwritten_without_a_fence(reader: Reader) -> str:
     """Reading succeeds, torn: that is what checksums are for."""
     await reader.read([0])
     before = [seal(reader.blocks.view(0))]
-    reading = asyncio.create_task(reader.read())
-    await asyncio.sleep(0.05)
+    reading = await reader.begin()
     await reader.ask("rewrite")
     await reading
     after = await reader.ask("digests", list(ALL))
@@ -241,9 +245,7 @@ async def overwritten_without_a_fence(reader: Reader) -> str:
 @case
 async def cancelled(reader: Reader) -> str:
     """When it has ended, the blocks are the reader's: what is put there stays."""
-    reading = asyncio.create_task(reader.read())
-    await asyncio.sleep(0.1)
-    assert not reading.done()
+    reading = await reader.begin()
     started_s = time.monotonic()
     reading.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -262,16 +264,14 @@ async def cancelled(reader: Reader) -> str:
 @case
 async def control_lost_meanwhile(reader: Reader) -> str:
     """The owner destroys what a peer held that is gone."""
-    reading = asyncio.create_task(reader.read())
-    await asyncio.sleep(0.1)
+    reading = await reader.begin()
     reader.control.close()
     return await fails(reading, "RETRY_EXC_ERR", "nothing was read", "REM_ACCESS_ERR", within_s=12)
 
 
 @case
 async def closed_meanwhile(reader: Reader) -> str:
-    reading = asyncio.create_task(reader.read())
-    await asyncio.sleep(0.1)
+    reading = await reader.begin()
     reader.mover.close()
     return await fails(reading, "closed", within_s=3)
 
@@ -286,21 +286,21 @@ async def owner_serves_one_read_at_a_time(reader: Reader) -> str:
 
 @case
 async def link_lost(reader: Reader) -> str:
-    """For longer than packets are sent again: an error, and after it all is well."""
+    """For longer than packets are sent again: an error, or the deadline while a new pair is asked for.
+    Afterwards all is well."""
     if os.environ["DSUF_NODES"] == "1":
         return "one machine has no link"
     await reader.ask("cut_link", 6.0)
     started_s = time.monotonic()
-    while time.monotonic() - started_s < 20:
+    text = ""
+    while not text and time.monotonic() - started_s < 6:
         try:
-            await reader.read(range(64))
-        except PeerLost as error:
-            text = f"{error} after {time.monotonic() - started_s:.1f} s"
-            break
-    else:
-        raise AssertionError("nothing was lost")
-    assert time.monotonic() - started_s < 12
-    await asyncio.sleep(max(0.0, 8 - (time.monotonic() - started_s)))
+            async with asyncio.timeout(3):
+                await reader.read(range(64))
+        except (PeerLost, TimeoutError) as error:
+            text = f"{error!r} after {time.monotonic() - started_s:.1f} s"
+    assert text, "nothing was lost"
+    await asyncio.sleep(max(0.0, 7 - (time.monotonic() - started_s)))
     await reader.read([1])
     assert await reader.is_whole([1])
     return text
@@ -364,10 +364,9 @@ async def left_open_at_the_end(reader: Reader) -> str:
         "pairs = [opened.make_pair(n) for n in (0, 1, 16)]\n"
         "print('made', len(opened))\n"
     )
-    for _ in range(3):
-        done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == (0, "made 3\n"), (done.returncode, done.stdout, done.stderr)
-    return "three times"
+    done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "made 3\n"), (done.returncode, done.stdout, done.stderr)
+    return "ok"
 
 
 async def run_case(name: str) -> Report:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dsuf.kv.transport.verbs import VerbsDevice
 
 EXCHANGE = Path("/exchange")
 PORT = 7077
+VerbsDevice.ack_timeout = 16  # an emulated processor, with others beside it, is slow to answer
 BLOCK = 64 << 10
 BLOCKS = 512
 
@@ -96,11 +98,11 @@ async def serve() -> None:
         owner = Owner()
         try:
             while head := await reader.read(4):
-                name, arguments = msgspec.msgpack.decode(await reader.readexactly(int.from_bytes(head, "big")))
+                number, name, arguments = msgspec.msgpack.decode(await reader.readexactly(int.from_bytes(head, "big")))
                 try:
-                    reply = [True, getattr(owner, name)(*arguments)]
+                    reply = [number, True, getattr(owner, name)(*arguments)]
                 except DsufError as error:
-                    reply = [False, str(error)]
+                    reply = [number, False, str(error)]
                 body = msgspec.msgpack.encode(reply)
                 writer.write(len(body).to_bytes(4, "big") + body)
         except ConnectionError:
@@ -122,6 +124,7 @@ class Control:
     async def open(cls, address: str) -> "Control":
         """Waits until the owner is there."""
         control = cls()
+        control.numbers = count(1)
         async with asyncio.timeout(60):
             while True:
                 try:
@@ -132,17 +135,21 @@ class Control:
 
     async def ask(self, name: str, *arguments: Any) -> Any:
         """The answer; raises `DsufError` with the owner's."""
-        self.tell(name, *arguments)
-        head = await self.reader.readexactly(4)
-        good, answer = msgspec.msgpack.decode(await self.reader.readexactly(int.from_bytes(head, "big")))
+        asked = self.tell(name, *arguments)
+        number = 0
+        while number != asked:  # answers that nobody waited for come first
+            head = await self.reader.readexactly(4)
+            number, good, answer = msgspec.msgpack.decode(await self.reader.readexactly(int.from_bytes(head, "big")))
         if not good:
             raise DsufError(answer)
         return answer
 
-    def tell(self, name: str, *arguments: Any) -> None:
-        """Without waiting for an answer, which then must not come."""
-        body = msgspec.msgpack.encode([name, arguments])
+    def tell(self, name: str, *arguments: Any) -> int:
+        """Without waiting for an answer; the request's number."""
+        number = next(self.numbers)
+        body = msgspec.msgpack.encode([number, name, arguments])
         self.writer.write(len(body).to_bytes(4, "big") + body)
+        return number
 
     def close(self) -> None:
         self.writer.close()

@@ -36,8 +36,8 @@ else:
     MISSING = ""
 """Why there are no verbs on this system, empty where there are."""
 
-ACK_TIMEOUT, RETRIES = 14, 6
-"""A packet is sent again after 4.096 us * 2 ** ACK_TIMEOUT. With 7 retries rxe of Linux 6.1 never gives up."""
+RETRIES = 6
+"""So often is a packet sent again. With 7, rxe of Linux 6.1 never gives up."""
 MOST_READS = 16
 HOPS = 64
 _TAKEN = 32
@@ -54,7 +54,12 @@ class _Port(NamedTuple):
 
 
 class VerbsDevice:
-    """Implements `Device`: that port of this machine which has the IP `address`. Raises `DeviceError`."""
+    """Implements `Device`: that port of this machine which has the IP `address`. Raises `DeviceError`.
+
+    A packet is sent again after 4.096 us * 2 ** `ack_timeout`, or later; some adapters take no less than 16 for it.
+    """
+
+    ack_timeout = 14
 
     def __init__(self, address: str) -> None:
         if MISSING:
@@ -111,6 +116,7 @@ class VerbsPair:
 
     def __init__(self, device: VerbsDevice, context: Any, port: _Port, reads: int) -> None:
         self._port, self._parts, self.descriptor = port, list[Any](), -1
+        self._ack_timeout = device.ack_timeout
         try:
             with _typed("making a queue pair"):
                 self._make(device, context, reads)
@@ -131,7 +137,7 @@ class VerbsPair:
         attributes.path_mtu, attributes.sq_psn = min(self.end.mtu, other.mtu), self.end.first_packet
         # What one end sends at a time the other one must be ready to serve.
         attributes.max_rd_atomic = attributes.max_dest_rd_atomic = min(self.end.reads, other.reads)
-        attributes.timeout, attributes.retry_cnt = ACK_TIMEOUT, RETRIES
+        attributes.timeout, attributes.retry_cnt = self._ack_timeout, RETRIES
         attributes.min_rnr_timer, attributes.rnr_retry = 12, RETRIES
         with _typed("connecting a queue pair"):
             self._pair.to_rts(attributes)

@@ -176,7 +176,9 @@ async def open_fleet(settings: Settings, sessions: Sessions, metrics: Metrics) -
     blocks, adapter = sessions.arena.blocks, None
     host = settings.advertise.rpartition(":")[0] or settings.control_host
     if settings.transport != "tcp":
-        adapter = await asyncio.to_thread(open_adapter, blocks.memory, blocks.block_bytes, host, settings.transport)
+        adapter = await asyncio.to_thread(
+            open_adapter, blocks.memory, blocks.block_bytes, host, wanted=settings.transport
+        )
     return FleetNode(settings, sessions, metrics, None if adapter is None else RdmaFabric(adapter))
 
 

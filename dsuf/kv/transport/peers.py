@@ -17,6 +17,10 @@ DEADLINE_S = 10.0
 """For each thing that is asked of a peer, the next piece of a prompt that it computes among them."""
 
 
+AVOID_S = 1.0
+"""A peer that was too slow is left alone for so long at first."""
+
+
 class _Peer:
     """A process of the fleet, what takes caches over from it, and what its bytes cost."""
 
@@ -82,6 +86,6 @@ class FleetPeers:
             other = NodeName(member.node, member.boot)
             address = Address(self._me, other, member.host, member.port, self._terms, self._credentials)
             giver = PeerGiver(other, over_tcp(address, self._fabric))
-            taker = Taker(self._sessions, giver, self._metrics, deadline_s=self._deadline_s)
+            taker = Taker(self._sessions, giver, self._metrics, deadline_s=self._deadline_s, avoid_s=AVOID_S)
             peer = self._peers[key] = _Peer(giver, taker, self._fabric is not None and member.rdma)
         return peer

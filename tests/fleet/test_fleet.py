@@ -25,17 +25,17 @@ async def test_turns_of_a_conversation_on_every_node_in_turn(start: Start) -> No
         around, alone = (Chat(session, opening(1, 300)) for _ in range(2))
         for turn in range(5):
             await around.ask(fleet.node_url(turn % 3 + 1))
-            around.say(f"And {turn}?")
+            around.say(opening(10 + turn, 100))
             await asyncio.sleep(0.3)  # the news that a node has it
         around_later = add_up([around], first=False)
-        assert around_later["peer_tokens"] > 0.5 * sum(around_later.values())
-        # What they did not take over from each other: the new words, and what is not shared of the last page.
-        assert around_later["computed_tokens"] < 0.2 * sum(around_later.values())
+        # Computed is what was said since the last turn, wherever that was answered.
+        assert around_later["peer_tokens"] > 0.3 * sum(around_later.values()), around_later
+        assert around_later["computed_tokens"] < 0.35 * sum(around_later.values()), around_later
         # A node that has seen nothing of it.
         fresh = await asyncio.to_thread(start, 1, "--prefill", "exact")
         for turn in range(5):
             await alone.ask(fresh.node_url(1))
-            alone.say(f"And {turn}?")
+            alone.say(opening(10 + turn, 100))
         assert alone.replies == around.replies
     for number in (1, 2, 3):
         facts = await wait_settled(fleet.node_url(number))
@@ -124,6 +124,7 @@ async def test_forty_sessions_round_robin(start: Start) -> None:
     later = add_up(around, first=False)
     shares = {name: round(count / sum(later.values()), 3) for name, count in later.items()}
     print("later turns by source:", shares)
-    assert shares["computed_tokens"] < 0.25 and shares["peer_tokens"] > 0.2, shares
+    # A node that answers a conversation again finds most of it in its own memory.
+    assert shares["computed_tokens"] < 0.15 and shares["peer_tokens"] > 0.05, shares
     for number in (1, 2, 3):
         await wait_settled(fleet.node_url(number))

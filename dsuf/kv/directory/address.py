@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
@@ -59,15 +59,17 @@ def parse_address(
         raise CommandError(f"redis_url: expected {', '.join(f'{s}://' for s in _SCHEMES)}, or rediss for TLS")
     if not _PREFIX.fullmatch(prefix):
         raise CommandError(f"redis_prefix = {prefix!r}: expected up to 64 letters, digits, and . _ : -")
-    parts = urlsplit(url)
-    login, _, places = parts.netloc.rpartition("@")
+    # Not by the standard library, whose idea of several hosts with brackets differs from version to version.
+    rest, _, query = rest.partition("?")
+    netloc, slash, path = rest.partition("/")
+    login, _, places = netloc.rpartition("@")
     user, _, secret = login.partition(":")
-    options = _read_options(parts.query)
-    service, database = _read_path(kind, parts.path)
+    options = _read_options(query)
+    service, database = _read_path(kind, path)
     tls = scheme.startswith("rediss")
     address = RedisAddress(
         kind=kind, hosts=tuple(_read_host(place, _PORTS[kind]) for place in places.split(",")),
-        shown=f"{scheme}://{places}{parts.path}", prefix=prefix, tls=tls, user=unquote(user) or None,
+        shown=f"{scheme}://{places}{slash}{path}", prefix=prefix, tls=tls, user=unquote(user) or None,
         password=unquote(secret) or password or None, database=database, service=service,
         sentinel_user=options.get("sentinel_user"), sentinel_password=options.get("sentinel_password"),
         ca_file=options.get("ca_file") or (str(ca_file) if ca_file and tls else None),
@@ -104,7 +106,7 @@ def _read_path(kind: Kind, path: str) -> tuple[str, int]:
 
 def _read_host(place: str, port: int) -> tuple[str, int]:
     """A host and its port; IPv6 addresses stand in brackets."""
-    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\[\]:]+))(?::([0-9]{1,5}))?", place)
+    match = re.fullmatch(r"(?:\[([0-9A-Za-z:.%_-]+)\]|([^\[\]:]+))(?::([0-9]{1,5}))?", place)
     if match is None or int(match[3] or port) > 65535:
         raise CommandError(f"redis_url: expected host or host:port, got {place!r}")
     return match[1] or match[2], int(match[3] or port)

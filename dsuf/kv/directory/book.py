@@ -9,10 +9,12 @@ from collections.abc import Iterable
 import msgspec
 
 from dsuf.kv.attach import usable_tokens
-from dsuf.kv.directory.entry import PointEntry, digest_rest, read_point
+from dsuf.kv.directory.entry import PointEntry, digest_rest, read_point, split_points
 from dsuf.kv.trace import Trace
 
 Holders = tuple[int, ...]
+Rests = tuple[tuple[int, int], ...]
+"""How many states have a rest of so many tokens: (tokens, states)."""
 
 
 class Found(msgspec.Struct):
@@ -27,10 +29,11 @@ class Book:
 
     def __init__(self) -> None:
         self._held: dict[int, set[bytes]] = {}
-        self._pages: dict[bytes, Holders] = {}
-        self._points: dict[bytes, dict[bytes, Holders]] = {}  # by the digest of what a prompt must share at least
-        self._rests: dict[bytes, dict[int, int]] = {}  # by anchor: how many entries have a rest of so many tokens
+        self._holders: dict[bytes, Holders] = {}
+        self._points: dict[bytes, bytes] = {}  # by the digest of what a prompt must share: entries, end to end
+        self._rests: dict[bytes, Rests] = {}  # by anchor
         self._sets: dict[Holders, Holders] = {}
+        self._single: dict[int, Rests] = {}
 
     @property
     def entries(self) -> int:
@@ -48,11 +51,9 @@ class Book:
             if entry in held:
                 continue
             held.add(entry)
-            point = read_point(entry)
-            if point is None:
-                self._pages[entry] = self._with(self._pages.get(entry, ()), holder)
-            else:
-                self._add_point(point, entry, holder)
+            if entry not in self._holders and (point := read_point(entry)) is not None:
+                self._add_point(point, entry)
+            self._holders[entry] = self._share((*self._holders.get(entry, ()), holder))
 
     def remove(self, holder: int, entries: Iterable[bytes]) -> None:
         """`holder` does not keep `entries` any more, some of which may be unknown."""
@@ -61,13 +62,13 @@ class Book:
             if entry not in held:
                 continue
             held.discard(entry)
-            point = read_point(entry)
-            if point is not None:
-                self._remove_point(point, entry, holder)
-            elif holders := self._without(self._pages[entry], holder):
-                self._pages[entry] = holders
-            else:
-                del self._pages[entry]
+            holders = tuple(other for other in self._holders[entry] if other != holder)
+            if holders:
+                self._holders[entry] = self._share(holders)
+                continue
+            del self._holders[entry]
+            if (point := read_point(entry)) is not None:
+                self._remove_point(point, entry)
 
     def drop(self, holder: int) -> None:
         """`holder` keeps nothing."""
@@ -78,54 +79,56 @@ class Book:
         """By holder, what it keeps of use to a prompt with `trace`. At least one token is left to compute."""
         found: dict[int, Found] = {}
         most_pages = (trace.length - 1) // trace.page_tokens
-        for pages in reversed(range(len(trace.chain))):
-            for holder in self._pages.get(trace.chain[pages], ()):
-                seen = found.setdefault(holder, Found())
-                seen.pages = seen.pages or min(pages, most_pages)
-            for rest_tokens in self._rests.get(trace.chain[pages], ()):
-                self._find_points(trace, pages, rest_tokens, found)
+        chain, page_holders, rests = trace.chain, self._holders, self._rests
+        # A million tokens are 8,000 pages, on the event loop: nearly all of them are nowhere.
+        for pages in range(len(chain) - 1, -1, -1):
+            key = chain[pages]
+            if key in page_holders:
+                for holder in page_holders[key]:
+                    seen = found.setdefault(holder, Found())
+                    seen.pages = seen.pages or min(pages, most_pages)
+            if key in rests:
+                for rest_tokens, _ in rests[key]:
+                    self._find_points(trace, pages, rest_tokens, found)
         return {holder: seen for holder, seen in found.items() if seen.length or seen.pages}
 
     def _find_points(self, trace: Trace, pages: int, rest_tokens: int, found: dict[int, Found]) -> None:
         """Add those that share the first `pages` pages of `trace` and the next `rest_tokens` tokens."""
-        for entry, holders in self._points.get(digest_rest(trace, pages, rest_tokens), {}).items():
+        entries = self._points.get(digest_rest(trace, pages, rest_tokens), b"")
+        for entry in split_points(entries):
             point = read_point(entry)
             assert point is not None
             shared = pages * trace.page_tokens
             whole = digest_rest(trace, pages, point.length - shared) == point.whole
             common = point.length if whole else shared + rest_tokens
             length = usable_tokens(point.length, point.spare, point.repeats, common=common, prompt=trace.length)
-            for holder in holders:
+            for holder in self._holders[entry]:
                 seen = found.setdefault(holder, Found())
                 seen.length = max(seen.length, length)
 
-    def _add_point(self, point: PointEntry, entry: bytes, holder: int) -> None:
-        entries = self._points.setdefault(point.rest, {})
-        if entry not in entries:
-            rests = self._rests.setdefault(point.anchor, {})
-            rests[point.rest_tokens] = rests.get(point.rest_tokens, 0) + 1
-        entries[entry] = self._with(entries.get(entry, ()), holder)
+    def _add_point(self, point: PointEntry, entry: bytes) -> None:
+        self._points[point.rest] = self._points.get(point.rest, b"") + entry
+        self._count_rest(point, 1)
 
-    def _remove_point(self, point: PointEntry, entry: bytes, holder: int) -> None:
-        entries = self._points[point.rest]
-        if holders := self._without(entries[entry], holder):
-            entries[entry] = holders
-            return
-        del entries[entry]
-        if not entries:
+    def _remove_point(self, point: PointEntry, entry: bytes) -> None:
+        left = b"".join(other for other in split_points(self._points[point.rest]) if other != entry)
+        if left:
+            self._points[point.rest] = left
+        else:
             del self._points[point.rest]
-        rests = self._rests[point.anchor]
-        rests[point.rest_tokens] -= 1
-        if not rests[point.rest_tokens]:
-            del rests[point.rest_tokens]
-        if not rests:
+        self._count_rest(point, -1)
+
+    def _count_rest(self, point: PointEntry, change: int) -> None:
+        """One state more or less on its anchor has a rest of so many tokens."""
+        counts = dict(self._rests.get(point.anchor, ()))
+        counts[point.rest_tokens] = counts.get(point.rest_tokens, 0) + change
+        rests = tuple((tokens, states) for tokens, states in counts.items() if states)
+        if rests == ((point.rest_tokens, 1),):  # nearly all anchors have one state
+            rests = self._single.setdefault(point.rest_tokens, rests)
+        if rests:
+            self._rests[point.anchor] = rests
+        else:
             del self._rests[point.anchor]
-
-    def _with(self, holders: Holders, holder: int) -> Holders:
-        return self._share((*holders, holder))
-
-    def _without(self, holders: Holders, holder: int) -> Holders:
-        return self._share(tuple(other for other in holders if other != holder))
 
     def _share(self, holders: Holders) -> Holders:
         """The one object for `holders`. There are few: sets of members that keep the same."""

@@ -4,7 +4,7 @@ An entry means the same on every node, so equal ones are told once, and are comp
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -82,6 +82,12 @@ def read_point(entry: bytes) -> PointEntry | None:
         anchor=anchor, rest=rest, whole=whole, rest_tokens=rest_tokens, length=length, spare=spare,
         repeats=bool(repeats),
     )  # fmt: skip
+
+
+def split_points(entries: bytes) -> Iterator[bytes]:
+    """The entries of commit points that stand end to end in `entries`; a single one is the same object."""
+    for start in range(0, len(entries), POINT_BYTES):
+        yield entries[start : start + POINT_BYTES]
 
 
 def _digest_rest(anchor: bytes, ids: bytes, spans: Iterable[Span], start: int, tokens: int) -> bytes:

@@ -57,7 +57,7 @@ class FleetDirectory:
         loaded."""
         candidates = []
         for holder, found in self._book.find(trace).items():
-            member = self._roster.peer(holder).member
+            member = self._roster.member(holder)
             if member is not None:
                 candidate = Candidate(member=member, length=found.length, whole_pages=found.pages)
                 if candidate.start(trace.page_tokens, replay_tokens) > 0:

@@ -56,10 +56,18 @@ class Reader:
                 heard_s = now_s
                 self._trouble.clear()
                 self._hear(data, now_s)
-                await asyncio.sleep(0)  # a burst must not keep the event loop
             elif now_s - heard_s > self._pace.silence_s:
                 raise BoardFailed(f"nothing was heard for {now_s - heard_s:.1f} s, not even of this node")
+            await self._sweep()
             self._begin_reads(now_s)
+
+    async def _sweep(self) -> None:
+        """Forget what those kept that are gone, slice by slice. Others have their turn in any case: a burst of news
+        must not keep the event loop."""
+        left = True
+        while left:
+            left = self._roster.sweep(_SLICE_ENTRIES)
+            await asyncio.sleep(0)
 
     def _hear(self, data: bytes, now_s: float) -> None:
         """Take in one announcement."""
@@ -88,8 +96,9 @@ class Reader:
                 if peer.number is not None:
                     self._metrics.fleet.count_resync()
                 await self._replace(peer, record)
-                self._roster.end_read(peer, record.member, record.number)
-                read = True
+                read = self._roster.is_here(peer)
+                if read:
+                    self._roster.end_read(peer, record.member, record.number)
             elif not peer.live:  # it is gone, and its name was left behind
                 self._roster.forget(peer)
                 await self._board.forget(peer.name)
@@ -113,7 +122,6 @@ class Reader:
             book.add(holder, new[start : start + _SLICE_ENTRIES])
             await asyncio.sleep(0)
             if not self._roster.is_here(peer):
-                book.drop(holder)
                 return
 
     def _check_known(self) -> None:

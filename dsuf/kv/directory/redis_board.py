@@ -169,13 +169,21 @@ class RedisBoard:
 
     async def ask(self, call: Awaitable[Any], more_s: float = 0.0) -> Any:
         """What `call` gives; raises `BoardFailed` where that is an error, or took longer than `call_s` and `more_s`."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancels = task.cancelling()
         try:
             async with asyncio.timeout(self.call_s + more_s):
                 return await call
         except TimeoutError as error:
-            raise BoardFailed(f"{self.shown}: no answer within {self.call_s:g} s") from error
+            raise BoardFailed(f"{self.shown}: no answer within {self.call_s + more_s:g} s") from error
         except (RedisError, RedisClusterException, OSError) as error:
             raise BoardFailed(f"{self.shown}: {_describe(error)}") from error
+        finally:
+            # `asyncio.wait_for`, which the library uses, loses a cancellation up to Python 3.11 where what it waits for
+            # ends at the same time: who was to end would go on for ever.
+            if task.cancelling() > cancels:
+                raise asyncio.CancelledError
 
     async def _run(self, script: str, name: Name, *arguments: Any) -> bool:
         """What a script says that is given the record, the names and `name`."""

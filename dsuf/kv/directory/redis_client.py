@@ -28,13 +28,16 @@ class RedisClient:
         """End all connections."""
         for client in (self.redis, *self._sentinels):
             await client.aclose()
+        if self.address.kind == "cluster":  # the client closes nothing while it looks for the cluster's nodes anew
+            for nodes in ("nodes_cache", "startup_nodes"):
+                await self.redis.nodes_manager.aclose(nodes)
 
     def _make_client(self, call_s: float) -> Any:
         address, options = self.address, self._options(call_s)
         login: dict[str, Any] = {"username": address.user, "password": address.password}
         if address.kind == "cluster":
             nodes = [ClusterNode(host, port) for host, port in address.hosts]
-            return RedisCluster(startup_nodes=nodes, cluster_error_retry_attempts=1, **login, **options)
+            return RedisCluster(startup_nodes=nodes, **login, **options)
         login |= {"db": address.database, "max_connections": _CONNECTIONS}
         if address.kind == "sentinel":
             asked = {**options, "username": address.sentinel_user, "password": address.sentinel_password}

@@ -5,7 +5,7 @@ No clock and no connection in here. Time moves only while news come: a gap betwe
 """
 
 from collections.abc import Iterable
-from itertools import count
+from itertools import count, islice
 
 from dsuf.kv.directory.book import Book
 from dsuf.kv.directory.contract import Member
@@ -45,6 +45,7 @@ class Roster:
         self._peers: dict[Name, Peer] = {}
         self._holders: dict[int, Peer] = {}
         self._departed: dict[Name, bool] = {}  # whether it said so itself
+        self._gone: list[int] = []
         self._numbers = count()
         self._time_s = 0.0
         self._last_s: float | None = None
@@ -52,9 +53,10 @@ class Roster:
     def __len__(self) -> int:
         return len(self._peers)
 
-    def peer(self, holder: int) -> Peer:
-        """The peer with the number `holder`."""
-        return self._holders[holder]
+    def member(self, holder: int) -> Member | None:
+        """Who has the number `holder`; None where it is gone, or not known yet."""
+        peer = self._holders.get(holder)
+        return None if peer is None else peer.member
 
     def known(self) -> list[Peer]:
         """All peers of which it is known what they are, by name."""
@@ -111,14 +113,24 @@ class Roster:
         return self._peers.get(peer.name) is peer
 
     def forget(self, peer: Peer) -> None:
-        """`peer` is gone, and with it what it kept."""
+        """`peer` is gone; what the book has of it nobody asks for any more, and goes with `sweep`."""
         if self.is_here(peer):
             del self._peers[peer.name]
             del self._holders[peer.holder]
-            self.book.drop(peer.holder)
+            self._gone.append(peer.holder)
             node = peer.name.node
             if sum(name.node == node for name in (self.own, *self._peers)) < 2:
                 self.twins.discard(node)
+
+    def sweep(self, entries: int) -> bool:
+        """Drop up to so many entries of those that are gone; whether more are left."""
+        while self._gone and entries > 0:
+            part = list(islice(self.book.held(self._gone[-1]), entries))
+            self.book.remove(self._gone[-1], part)
+            entries -= len(part)
+            if not self.book.held(self._gone[-1]):
+                self.book.drop(self._gone.pop())
+        return bool(self._gone)
 
     def _enter(self, name: Name) -> Peer:
         peer = Peer(name, next(self._numbers), self._time_s)

@@ -201,7 +201,7 @@ def test_what_is_found_is_there(
         assert pages - STRIDE_PAGES < found.pages <= pages
     arena.clear()
     hear(book, shelf)
-    assert (book.entries, book._pages, book._points, book._rests) == (0, {}, {}, {})
+    assert (book.entries, book._holders, book._points, book._rests) == (0, {}, {}, {})
 
 
 def hear(book: Book, shelf: Shelf) -> None:
@@ -253,5 +253,5 @@ def test_many_states_on_one_beginning_cost_little(count: int) -> None:
         put(arena, [*range(8), n, n])
     book = read_shelf(shelf)
     anchor = make_prompt_trace(range(8)).chain[1]
-    assert book._rests[anchor] == {2: count}
+    assert book._rests[anchor] == ((2, count),)
     assert find(book, [*range(8), 55, 55, 1]).length == 10

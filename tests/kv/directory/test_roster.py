@@ -22,6 +22,8 @@ class Scene:
         for one in news:
             self.now_s += after_s
             self.roster.hear(one, self.now_s)
+            while self.roster.sweep(1):
+                pass
 
     def read(self, name: Name, number: int, *entries: bytes) -> None:
         """Read the record of `name`."""

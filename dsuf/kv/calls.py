@@ -20,6 +20,16 @@ async def work(size_bytes: int, function: Callable[P, T], *arguments: P.args, **
     return await asyncio.to_thread(function, *arguments, **options)
 
 
+async def see_through(call: Awaitable[T]) -> T:
+    """What `call` gives, which cannot be broken off: who is cancelled meanwhile ends when it has ended."""
+    task = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
 def when_ended(call: asyncio.Future[Any] | None, then: Callable[[], None]) -> None:
     """Run `then` as soon as nothing of `call` goes on: at once, if it has ended."""
     if call is None or call.done():

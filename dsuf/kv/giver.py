@@ -6,8 +6,7 @@ from itertools import count
 from typing import Any
 
 from dsuf.errors import CheckpointError
-from dsuf.kv.blocks import SLICE
-from dsuf.kv.calls import when_ended, work
+from dsuf.kv.calls import see_through, when_ended, work
 from dsuf.kv.claims import Lease
 from dsuf.kv.handoff import Offer, Piece
 from dsuf.kv.point import CommitPoint, HostPage
@@ -17,6 +16,8 @@ from dsuf.kv.trace import ID_BYTES, Trace, trace_prompt
 from dsuf.types import Extent, Turn
 
 LEASE_S = 30.0
+OFFER_PAGES = 1024
+"""Pages of one offer at most: what can be read within a lease, even slowly."""
 
 
 class _Order:
@@ -75,7 +76,7 @@ class LocalGiver:
         """Copy blocks; raises `CheckpointError` where the lease has ended already."""
         if offer.id not in self._lent:
             raise CheckpointError("the lease has ended")
-        await work(sum(map(len, into)), self._copy, pieces, into)
+        await see_through(work(sum(map(len, into)), self._copy, pieces, into))
 
     async def release(self, offer: Offer) -> bool:
         """End the lease; whether it held until now, and with it what was offered."""
@@ -169,8 +170,8 @@ class LocalGiver:
         if point is not None:
             last = point.page
             pages = min(pages, _shared_pages(last, path))
-        if last is not None and last.node.pages > pages + SLICE:
-            last, point = next(page for page in last.chain() if page.node.pages == pages + SLICE), None
+        if last is not None and last.node.pages > pages + OFFER_PAGES:
+            last, point = next(page for page in last.chain() if page.node.pages == pages + OFFER_PAGES), None
         new = point is not None or (last is not None and last.node.pages > pages)
         return self._lend(order, pages, last, point) if new else None
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 
 from dsuf.errors import CheckpointError
-from dsuf.kv.calls import finish_within, work
+from dsuf.kv.calls import finish_within, see_through, work
 from dsuf.kv.claims import Filling, Lease
-from dsuf.kv.handoff import Giver, Offer, check_offer
+from dsuf.kv.handoff import Giver, Offer, Piece, check_offer
 from dsuf.kv.point import CommitPoint, DamagedCache, PointHead, seal, seal_point
 from dsuf.kv.sessions import Sessions
 from dsuf.kv.trace import ID_BYTES, Trace, trace_prompt
@@ -16,6 +16,9 @@ from dsuf.types import Turn
 
 AVOID_MOST_S = 60.0
 """Longest time for which a giver that cannot be reached is left alone."""
+
+PART_BLOCKS = 64
+"""Blocks that are verified in one go, while the next ones come."""
 
 
 class _Taking:
@@ -140,14 +143,31 @@ class Taker:
         views = [blocks.view(block) for block in filling.blocks[: len(filling.blocks) - len(filling.payload)]]
         views += blocks.pieces(filling.payload, _head(offer).payload_bytes)
         pieces = offer.pieces[len(offer.pieces) - len(views) :]
-        filling.writing = asyncio.ensure_future(self._giver.read(offer, pieces, views))
-        await finish_within(filling.writing, self._deadline_s)
-        filling.writing = asyncio.ensure_future(work(sum(map(len, views)), _verify, filling, offer, views))
+        filling.writing = asyncio.ensure_future(self._fill(filling, offer, pieces, views))
         try:
             await finish_within(filling.writing, self._deadline_s)
-        except DamagedCache:
-            self._metrics.count_checksum_failure()
+        except BaseException as error:
+            filling.writing.cancel()
+            if isinstance(error, DamagedCache):
+                self._metrics.count_checksum_failure()
             raise
+
+    async def _fill(
+        self, filling: Filling, offer: Offer, pieces: Sequence[Piece], views: Sequence[memoryview]
+    ) -> None:  # fmt: skip
+        """Read part by part, and verify those that are here meanwhile. Ends when nothing touches the views any more."""
+        verifying = []
+        try:
+            for start in range(0, len(views), PART_BLOCKS):
+                part = slice(start, start + PART_BLOCKS)
+                await self._giver.read(offer, pieces[part], views[part])
+                size_bytes = sum(map(len, views[part]))
+                verifying.append(asyncio.ensure_future(work(size_bytes, _verify_pages, filling, offer, views, part)))
+        finally:
+            found = await see_through(asyncio.gather(*verifying, return_exceptions=True))
+        for error in filter(None, found):
+            raise error
+        await work(sum(map(len, views[len(filling.pages) :])), _verify_point, filling, offer, views)
 
     def _publish(self, taking: _Taking, filling: Filling, offer: Offer) -> None:
         """Let what came be found, and keep it until the rest is here; it replaces what came before it."""
@@ -169,12 +189,17 @@ def _head(offer: Offer) -> PointHead:
     return offer.point or PointHead(length=offer.extent.stop)
 
 
-def _verify(filling: Filling, offer: Offer, views: Sequence[memoryview]) -> None:
-    """Compare all checksums; raises `DamagedCache`. In a thread."""
+def _verify_pages(filling: Filling, offer: Offer, views: Sequence[memoryview], part: slice) -> None:
+    """Compare the checksums of pages among a part of the views; raises `DamagedCache`. In a thread."""
     pages = len(filling.pages)
     checksums = offer.checksums[len(offer.checksums) - pages :]
-    if any(seal(view) != checksum for view, checksum in zip(views[:pages], checksums, strict=True)):
+    if any(seal(view) != checksum for view, checksum in zip(views[:pages][part], checksums[part], strict=True)):
         raise DamagedCache("a page from a peer fails its checksum")
+
+
+def _verify_point(filling: Filling, offer: Offer, views: Sequence[memoryview]) -> None:
+    """Compare the checksum of the state; raises `DamagedCache`."""
+    pages = len(filling.pages)
     tail = views[pages : pages + (filling.tail is not None)]
     if offer.point is not None and seal_point(offer.point, tail, views[pages + len(tail) :]) != offer.checksum:
         raise DamagedCache("a state from a peer fails its checksum")

@@ -11,6 +11,7 @@ import pytest
 
 from dsuf.errors import CheckpointError
 from dsuf.kv import giver, keeper, loader, taker
+from dsuf.kv.calls import see_through
 from dsuf.kv.giver import LocalGiver
 from dsuf.kv.handoff import Offer, Piece, check_offer
 from dsuf.kv.sessions import Restored
@@ -153,8 +154,8 @@ async def test_chunks_are_taken_while_prefill_goes_on(replay: int) -> None:
 
 @MODES
 async def test_long_prompts_are_taken_in_slices(monkeypatch: pytest.MonkeyPatch, replay: int) -> None:
-    for module in (keeper, loader, giver):
-        monkeypatch.setattr(module, "SLICE", 3)
+    for module, name in ((keeper, "SLICE"), (loader, "SLICE"), (giver, "OFFER_PAGES"), (taker, "PART_BLOCKS")):
+        monkeypatch.setattr(module, name, 3)
     pair = Pair(replay_tokens=replay)
     await pair.far.run(make_turn("a", ids(130)), chunk=130)
     restored, _ = await pair.run(make_turn("b", ids(130)))
@@ -305,9 +306,16 @@ async def test_pitfall_15_blocks_that_are_still_written_are_not_used_again(monke
     """The taker gives up; the bytes that come later fall into nobody's rows."""
     pair = Pair(deadline_s=0.05)
     monkeypatch.setattr(taker, "AVOID_MOST_S", 0.0)
-    pair.giver.fault = lambda name, number: 0.3 if name == "read" else 0.0
+    read = pair.giver.read
+
+    async def read_late(*args: Any) -> None:
+        await see_through(asyncio.sleep(0.3))
+        await read(*args)
+
+    monkeypatch.setattr(pair.giver, "read", lambda *args: see_through(read_late(*args)))
     turn = make_turn("a", ids(40))
     assert await pair.taker.take(turn) is None
+    monkeypatch.undo()
     counters = pair.near.sessions.counters()
     assert counters["filling"] == 1
     assert counters["bytes"] > 0, "blocks stay away from others"

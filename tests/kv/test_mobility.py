@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dsuf.errors import CheckpointError
-from dsuf.kv import giver
+from dsuf.kv import giver, taker
 from dsuf.kv.handoff import check_offer
 from dsuf.kv.point import PointHead
 from dsuf.kv.sessions import Restored
@@ -47,7 +47,8 @@ async def test_the_next_turn_goes_on_elsewhere(replay: int, length: int) -> None
 @pytest.mark.parametrize("seed", range(4))
 async def test_as_much_is_reused_there_as_here(monkeypatch: pytest.MonkeyPatch, replay: int, seed: int) -> None:
     """Prompts that share any part of what is kept, pictures and tenants: the peer begins where the keeper would."""
-    monkeypatch.setattr(giver, "SLICE", 3)
+    monkeypatch.setattr(giver, "OFFER_PAGES", 3)
+    monkeypatch.setattr(taker, "PART_BLOCKS", 2)
     rng, reused = random.Random(10 * replay + seed), 0
     for _ in range(6):
         pair = Pair(replay_tokens=replay, spare=rng.randrange(5), deadline_s=5)

@@ -14,7 +14,7 @@ Imports `kv`, `types`, `errors` and `observe`.
 - *A boot is another node*: every process has its own random one, and what was promised by an earlier one is void.
 - *The control connection decides, bytes prove nothing.* An offer is under a lease, whose time the reader counts from
   before it asked; after reading it asks whether the lease held and every block was the one offered, then compares
-  checksums. An offer is no more than a slice of pages, so leases need not be renewed.
+  checksums. An offer is no more than some pages, so leases need not be renewed.
 - *Each request has a number, a deadline and one answer*; late, double and unknown answers are dropped. So many may be
   under way, no more. Cancelling tells the other side. Silence ends a connection: whoever waits hears of it.
 - *Destinations belong to the reader until nothing can write them*: over TCP what comes for a pull that was given up is

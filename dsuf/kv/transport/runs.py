@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Iterator, Sequence
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 4 << 20
 
 
 def join_neighbours(views: Sequence[memoryview]) -> list[memoryview]:

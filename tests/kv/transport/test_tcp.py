@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from dsuf.kv import giver
+from dsuf.kv import giver, taker
 from dsuf.kv.sessions import Restored
 from tests.kv.rig import ids
 from tests.kv.test_handoff import MODES
@@ -36,7 +36,8 @@ async def test_the_next_turn_goes_on_elsewhere(replay: int, length: int) -> None
 
 @MODES
 async def test_long_prompts_are_taken_in_slices(monkeypatch: pytest.MonkeyPatch, replay: int) -> None:
-    monkeypatch.setattr(giver, "SLICE", 3)
+    monkeypatch.setattr(giver, "OFFER_PAGES", 3)
+    monkeypatch.setattr(taker, "PART_BLOCKS", 2)
     async with Remote(replay_tokens=replay, deadline_s=5) as pair:
         await pair.far.run(make_turn("a", ids(130)), chunk=130)
         restored, _ = await pair.run(make_turn("b", ids(130)))

@@ -113,6 +113,10 @@ class Arena:
         base, _, wanted = self._count(trace, length, payload_bytes)
         return wanted <= self.blocks.free or wanted <= self.blocks.count - self._pinned(base)
 
+    def points(self) -> list[CommitPoint]:
+        """All commit points that can be found."""
+        return [point for point in self._points if point.state == "ready"]
+
     def kept_pages(self, trace: Trace) -> int:
         """How many of the first whole pages of `trace` are kept."""
         return next((node.pages for node in reversed(self.tree.walk(trace)) if node.host is not None), 0)
@@ -201,7 +205,7 @@ class Arena:
 
     def clear(self) -> int:
         """Withdraw everything, also what is being written; how many commit points that were."""
-        points = [point for point in self._points if point.state == "ready"]
+        points = self.points()
         for point in points:
             self.withdraw(point)
         for filling in self._fillings:

@@ -84,6 +84,12 @@ class Sessions:
             await self.wait_for(trace, WAIT_S)
         return self._reserve(Holding(turn, trace, limit, peer_from))
 
+    async def foresee(self, turn: Turn) -> tuple[Trace, int]:
+        """The trace of a prompt, and the position at which it would begin to compute now, if it were admitted."""
+        trace = await self._trace(turn)
+        await self.wait_for(trace, WAIT_S)
+        return trace, self._sources.foresee(trace)
+
     async def restore(self, turn: Turn) -> Restored | None:
         """Let the attached `turn` take over what was found for it.
 

@@ -50,6 +50,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="what a fleet's nodes know each other by, the same on each; 16 characters at least")
     ] = ""
     peer_secret_file: Annotated[Path | None, Meta(description="file with that secret")] = None
+    peer_ca_file: Annotated[Path | None, Meta(description="certificates of the fleet, for TLS between its nodes")] = (
+        None
+    )
+    peer_cert_file: Annotated[Path | None, Meta(description="this node's certificate for its peers")] = None
+    peer_key_file: Annotated[Path | None, Meta(description="the key of that certificate")] = None
     transport: Annotated[
         Literal["auto", "tcp", "rdma"],
         Meta(description="how caches come from peers; auto: RDMA with those that have it; rdma: no start without"),
@@ -129,6 +134,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SECRET = {"api_keys", "admin_keys"}
+_EXPECTED = re.compile(r"Expected `(\w+)`( [<>]=? [\d.]+| of length)?")
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "array": "a list"}
 _SECRET_TEXTS = {"peer_secret", "redis_url"}
 """Secrets of one text; of a URL the password alone is one."""
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/]*@")
@@ -289,7 +296,7 @@ def _convert(setting: Setting, value: Any, source: str) -> Any:
         return _strip_keys(converted) if setting.name in _SECRET else converted
     except msgspec.ValidationError as error:
         shown = REDACTED if setting.name in _SECRET | _SECRET_TEXTS else repr(value)
-        reason = f"expected one of {', '.join(setting.choices)}" if setting.choices else _lower(str(error))
+        reason = f"expected one of {', '.join(setting.choices)}" if setting.choices else _explain(str(error))
         raise CommandError(f"{setting.name} = {shown} ({source}): {reason}") from error
 
 
@@ -337,8 +344,11 @@ def _fleet_problems(s: Settings) -> Iterator[str]:
         yield "peer_secret: peer_secret_file gives it too; one of them is enough"
     if s.peer_secret and len(s.peer_secret) < _LEAST_SECRET:
         yield f"peer_secret: {len(s.peer_secret)} characters, at least {_LEAST_SECRET} are needed"
-    if s.redis_url and not (s.peer_secret or s.peer_secret_file):
+    if s.redis_url and not (s.peer_secret or s.peer_secret_file or s.peer_cert_file):
         yield "peer_secret: a fleet needs one (or peer_secret_file), or anybody could read its session caches"
+    tls = [file is not None for file in (s.peer_ca_file, s.peer_cert_file, s.peer_key_file)]
+    if any(tls) and not all(tls):
+        yield "peer_ca_file, peer_cert_file, peer_key_file: TLS between nodes needs all three"
     if s.advertise and not re.fullmatch(r"\S+:\d{1,5}", s.advertise):
         yield f"advertise = {s.advertise!r}: expected host:port"
     if s.node_id and not re.fullmatch(r"[A-Za-z0-9._-]+", s.node_id):
@@ -376,6 +386,12 @@ def _toml(value: Any) -> str:
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _lower(text: str) -> str:
-    """`text` as the end of a sentence, without code quotes."""
-    return text[:1].lower() + text[1:].replace("`", "")
+def _explain(text: str) -> str:
+    """What msgspec says of a value, as the end of a sentence and in words for people."""
+    found = _EXPECTED.match(text)
+    if found is None:
+        return text[:1].lower() + text[1:].replace("`", "")
+    kind, bound = found.groups()
+    if bound == " of length":
+        return "expected something that is not empty"
+    return f"expected {_KINDS.get(kind, kind)}{bound or ''}"

@@ -23,6 +23,7 @@ LAYERS: dict[str, set[str]] = {
     "kv": GROUND | {"observe", "checkpoint"},
     "sched": GROUND | {"observe", "kv"},
     "api": GROUND | {"observe", "recipe"},
+    "trial": GROUND,
 }
 # Commands and `node` build the parts and may import everything.
 TOP = {"node", "serve", "golden", "doctor", "__main__", "nano"}

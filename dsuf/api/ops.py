@@ -87,5 +87,7 @@ def _describe(name: str, parts: Parts) -> dict[str, Any]:
 
 def _report(readiness: Readiness, key: str) -> web.Response:
     """A state as JSON under `key`, 503 if it is bad."""
-    body = {key: readiness.ready, "failing": list(readiness.failing)}
+    body: dict[str, Any] = {key: readiness.ready, "failing": list(readiness.failing)}
+    if readiness.degraded:
+        body["degraded"] = list(readiness.degraded)
     return reply_json(body, status=200 if readiness.ready else 503)

@@ -38,10 +38,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """Whether new turns are taken; if not, the parts that fail, by name."""
+    """Whether new turns are taken; if not, the parts that fail, by name. What is `degraded` is no reason not to."""
 
     ready: bool
     failing: Sequence[str] = ()
+    degraded: Sequence[str] = ()
 
 
 class Status(Protocol):

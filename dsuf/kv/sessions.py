@@ -84,6 +84,12 @@ class Sessions:
             await self.wait_for(trace, WAIT_S)
         return self._reserve(Holding(turn, trace, limit, peer_from))
 
+    async def foresee(self, turn: Turn) -> tuple[Trace, int]:
+        """The trace of a prompt, and the position at which it would begin to compute now, if it were admitted."""
+        trace = await self._trace(turn)
+        await self.wait_for(trace, WAIT_S)
+        return trace, self._sources.foresee(trace)
+
     async def restore(self, turn: Turn) -> Restored | None:
         """Let the attached `turn` take over what was found for it.
 
@@ -105,6 +111,11 @@ class Sessions:
         self._metrics.count_lookup("hit" if restored.start else "miss", restored.start)
         self._metrics.observe_restore(time.monotonic() - started_s)
         return restored
+
+    def state_tokens(self, turn: str) -> int:
+        """How long the state was that `turn` goes on from, before it was cut to what the turn shares; 0 without one."""
+        holding = self._held.get(turn)
+        return 0 if holding is None or holding.point is None else holding.point.head.length
 
     def advance(self, turn: str, length: int) -> None:
         """The first `length` positions of the prompt of `turn` are computed: its whole pages can be shared."""
@@ -222,17 +233,19 @@ class Sessions:
     async def _load(self, holding: Holding) -> bool:
         """Whether the turn could take over what was chosen; what failed is withdrawn.
 
-        Raises `TimeoutError`, after which nobody knows what the engine has done.
+        Raises `TimeoutError`, after which nobody knows what the engine has done; but what waited behind a long step is
+        as good as before.
         """
         try:
             await self._loader.load(holding, self._deadline_s)
+        except TimeoutError as error:
+            self._fail(holding.turn.id, error)
+            raise
         except Exception as error:
             self._fail(holding.turn.id, error)
             if isinstance(error, DamagedCache):
                 self._metrics.count_checksum_failure()
             self._discredit(holding, error.page if isinstance(error, DamagedCache) else None)
-            if isinstance(error, TimeoutError):
-                raise
             return False
         if holding.point is not None:
             self.arena.credit(holding.point)

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from dsuf.kv.arena import Arena, Match
-from dsuf.kv.attach import NOTHING, Place, choose
+from dsuf.kv.attach import NOTHING, Choice, Place, Source, choose
 from dsuf.kv.holding import Holding
 from dsuf.kv.pages import PagePool
 from dsuf.kv.point import HostPage
 from dsuf.kv.prefix import Node
+from dsuf.kv.trace import Trace
 from dsuf.types import CacheLayout
 
 
@@ -28,23 +29,39 @@ class Sources:
         path = self._arena.tree.walk(trace) or [self._arena.tree.root(trace)]
         if holding.limit is not None:
             del path[(holding.limit + self._layout.replay_tokens) // self._layout.page_tokens + 1 :]
+        places, match, holding.choice = self._choose(path, trace, holding.limit, holding.source, shares)
+        whole = holding.choice.length // self._layout.page_tokens
+        self._pin(holding, path[whole])
+        self._lease(holding, match, path[: whole + 1])
+        return {page: path[page + 1] for page in range(whole) if places[page].source == "device"}
+
+    def foresee(self, trace: Trace) -> int:
+        """The position at which a turn with the prompt `trace` would begin to compute now; nothing is leased."""
+        path = self._arena.tree.walk(trace)
+        if not path:
+            return 0
+        *_, choice = self._choose(path, trace, None, lambda _: "host", lambda _, node: node.device is not None)
+        return choice.start
+
+    def _choose(
+        self, path: Sequence[Node], trace: Trace, limit: int | None, source: Callable[[int], Source],
+        shares: Callable[[int, Node], bool],
+    ) -> tuple[list[Place], Match | None, Choice]:  # fmt: skip
+        """The places of the pages that `trace` walks, the best commit point, and what to take over of both."""
         places = []
         for page, node in enumerate(path[1:]):
             if shares(page, node):
                 places.append(Place(node.digest, "device"))
             elif node.host is not None:
-                places.append(Place(node.digest, holding.source(page * self._layout.page_tokens)))
+                places.append(Place(node.digest, source(page * self._layout.page_tokens)))
             else:
                 break
-        match = self._arena.find(path, trace, holding.limit)
-        holding.choice = choose(
+        match = self._arena.find(path, trace, limit)
+        choice = choose(
             places, [match.length] if match is not None else [], prompt=trace.length, layout=self._layout,
-            begun=holding.source(match.length if match is not None else 0),
+            begun=source(match.length if match is not None else 0),
         )  # fmt: skip
-        whole = holding.choice.length // self._layout.page_tokens
-        self._pin(holding, path[whole])
-        self._lease(holding, match, path[: whole + 1])
-        return {page: path[page + 1] for page in range(whole) if places[page].source == "device"}
+        return places, match, choice
 
     def _pin(self, holding: Holding, node: Node) -> None:
         """Let `node` be the last that is known of the turn."""

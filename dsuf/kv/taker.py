@@ -1,6 +1,7 @@
 """Taking over a prompt from a giver, while it computes it."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from dsuf.errors import CheckpointError
@@ -10,6 +11,7 @@ from dsuf.kv.handoff import Giver, Offer, Piece, check_offer
 from dsuf.kv.point import CommitPoint, DamagedCache, PointHead, seal, seal_point
 from dsuf.kv.sessions import Sessions
 from dsuf.kv.trace import ID_BYTES, Trace, trace_prompt
+from dsuf.observe.fleet import PullResult
 from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Metrics
 from dsuf.types import Turn
@@ -19,6 +21,10 @@ AVOID_MOST_S = 60.0
 
 PART_BLOCKS = 64
 """Blocks that are verified in one go, while the next ones come."""
+
+
+class NoRoom(CheckpointError):
+    """What is offered has no room here."""
 
 
 class _Taking:
@@ -35,44 +41,66 @@ class _Taking:
 class Taker:
     """Fills the arena of `sessions` from a giver. `deadline_s` is how long it may take for each thing asked of it.
 
-    One that was not reached in time is left alone for as long, and twice as long after each further time, so that not
-    every turn waits for it.
+    One that was not reached in time is left alone for `avoid_s` (default: as long), and twice as long after each
+    further time, so that not every turn waits for it.
     """
 
-    def __init__(self, sessions: Sessions, giver: Giver, metrics: Metrics, *, deadline_s: float) -> None:
+    def __init__(
+        self, sessions: Sessions, giver: Giver, metrics: Metrics, *, deadline_s: float, avoid_s: float | None = None
+    ) -> None:  # fmt: skip
         self._arena, self._layout = sessions.arena, sessions.layout
         self._giver, self._metrics, self._deadline_s = giver, metrics, deadline_s
         self._leaving: set[asyncio.Future[None]] = set()
-        self._avoid_s, self._avoid_until_s = deadline_s, 0.0
+        self._first_avoid_s = self._avoid_s = deadline_s if avoid_s is None else avoid_s
+        self._avoid_until_s = 0.0
 
-    async def take(self, turn: Turn, compute: bool = True) -> int | None:
-        """Take over the prompt of `turn` as it is computed, or what is kept of it; the position from which on it came
-        from there.
+    @property
+    def avoids(self) -> bool:
+        """Whether the giver is left alone now."""
+        return asyncio.get_running_loop().time() < self._avoid_until_s
+
+    async def take(self, turn: Turn, compute: bool = True, budget_s: float | None = None) -> int | None:
+        """Take over the prompt of `turn` as it is computed, or what is kept of it, within `budget_s` in all; the
+        position from which on it came from there.
 
         None if nothing came, or nothing was asked for, since no more than a page is missing here, or the giver is left
         alone. A failure ends it: what came before stays, the rest is to be computed here.
         """
-        if asyncio.get_running_loop().time() < self._avoid_until_s:
+        if self.avoids:
             return None
         trace = await work(len(turn.prompt.ids) * ID_BYTES, trace_prompt, self._layout, turn.prompt)
         match = self._arena.find(self._arena.tree.walk(trace), trace)
         if match is not None and trace.length - match.length <= self._layout.page_tokens:
             return None
         taking = self._begin(turn, trace, compute)
+        began_s = time.monotonic()
         try:
-            while not taking.complete and await self._take_next(taking):
-                pass
+            async with asyncio.timeout(budget_s):
+                while not taking.complete and await self._take_next(taking):
+                    pass
+            result: PullResult = "missed" if taking.kept is None else "whole"
         except Exception as error:
-            self._metrics.count_handoff("failed")
-            log_event("hand-off failed", level="warning", error=error, turn=turn.id, pages=taking.pages)
-            if isinstance(error, TimeoutError | OSError):
-                self._avoid()
+            result = self._fail(taking, error)
         finally:
             self._end(taking)
-        if taking.kept is None:
-            return None
-        start = taking.own * self._layout.page_tokens
-        self._metrics.count_handoff("taken", max(0, min(taking.kept.head.length, trace.length) - start))
+        return self._conclude(taking, result, time.monotonic() - began_s)
+
+    def _fail(self, taking: _Taking, error: Exception) -> PullResult:
+        """Taking over ended early, because of `error`."""
+        self._metrics.count_handoff("failed")
+        log_event("hand-off failed", level="warning", error=error, turn=taking.turn.id, pages=taking.pages)
+        if isinstance(error, TimeoutError | OSError):
+            self._avoid()
+        return "late" if isinstance(error, TimeoutError) else "refused" if isinstance(error, NoRoom) else "failed"
+
+    def _conclude(self, taking: _Taking, result: PullResult, seconds: float) -> int | None:
+        """Count what came; the position from which on it did."""
+        start, tokens = None, 0
+        if taking.kept is not None:
+            start = taking.own * self._layout.page_tokens
+            tokens = max(0, min(taking.kept.head.length, taking.trace.length) - start)
+            self._metrics.count_handoff("taken", tokens)
+        self._metrics.fleet.count_pull(result, tokens, seconds)
         return start
 
     def _avoid(self) -> None:
@@ -111,16 +139,14 @@ class Taker:
             return False
         filling = None
         try:
-            try:
-                trace = check_offer(offer, taking.trace, taking.pages)
-                filling = self._reserve(trace, offer)
-                await self._read(filling, offer)
-            finally:
-                good = await finish_within(self._giver.release(offer), self._deadline_s)
-            if not good:
+            trace = check_offer(offer, taking.trace, taking.pages)
+            filling = self._reserve(trace, offer)
+            await self._read(filling, offer)
+            # Of what failed nothing is released here: nobody should wait for it, and leaving ends all leases.
+            if not await finish_within(self._giver.release(offer), self._deadline_s):
                 raise CheckpointError("the lease ended before everything was read")
             self._publish(taking, filling, offer)
-            self._avoid_s = self._deadline_s
+            self._avoid_s = self._first_avoid_s
         except BaseException:
             if filling is not None:
                 self._arena.abandon(filling)
@@ -134,7 +160,7 @@ class Taker:
             raise CheckpointError(f"a state of {head.payload_bytes} bytes in {len(offer.payload)} blocks")
         filling = self._arena.reserve(trace, head.length, head.payload_bytes)
         if filling is None:
-            raise CheckpointError(f"no room for {len(offer.pieces)} blocks of an offer")
+            raise NoRoom(f"no room for {len(offer.pieces)} blocks of an offer")
         return filling
 
     async def _read(self, filling: Filling, offer: Offer) -> None:

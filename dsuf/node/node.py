@@ -21,8 +21,10 @@ from dsuf.errors import CommandError
 from dsuf.kv.arena import Arena
 from dsuf.kv.blocks import Blocks, map_memory
 from dsuf.kv.sessions import Sessions
+from dsuf.node.allocator import give_back_regularly, share_heap
 from dsuf.node.drain import Signals, drain
 from dsuf.node.engines import Model, find_directory, foresee_facts, load_engine, open_model, warm_up
+from dsuf.node.fleet import FleetNode, open_fleet
 from dsuf.node.gate import Gate
 from dsuf.node.pulse import Pulse
 from dsuf.node.startup import Startup
@@ -36,14 +38,16 @@ from dsuf.types import Engine
 SWITCH_INTERVAL_S = 0.0005
 BACKLOG = 1024
 FAREWELL_S = 5.0  # for handlers to write their last bytes, and again for the engine to come back from its step
-_ROLES = {
-    "prefill": "  role       prefill: computes prompts for other nodes; none is connected, and clients get 503",
-    "decode": "  role       decode: no node for prompts is connected, so they are computed here",
+HANDOVER_S = 10.0  # for peers to fetch the hot sessions of a node that leaves
+_ALONE = {
+    "prefill": "  role       prefill: computes prompts for others; without redis_url there are none, clients get 503",
+    "decode": "  role       decode: without redis_url there is no node for prompts, so they are computed here",
 }
 
 
 def serve(settings: Settings) -> int:
     """Serve until a signal comes; returns the exit code. Raises `CommandError` or `CheckpointError` from the start."""
+    share_heap()
     limit_threads(settings.threads)
     with bind(settings.host, settings.port) as listener:
         startup = Startup()
@@ -90,6 +94,7 @@ class Node:
         self.engine: Engine | None = None
         self.scheduler: Scheduler | None = None
         self.sessions: Sessions | None = None
+        self.fleet: FleetNode | None = None
         self._listener = listener
         self._startup = startup
         self._loading = False
@@ -97,6 +102,7 @@ class Node:
         self._runner: ApiRunner | None = None
         self._server: asyncio.AbstractServer | None = None
         self._sampling: asyncio.Task[None] | None = None
+        self._tidying: asyncio.Task[None] | None = None
         self._scheduling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -111,12 +117,13 @@ class Node:
         self._loading = False
         await self._warm_up(self.engine, model)
         self._sampling = asyncio.create_task(self.pulse.lag.run())
-        self._schedule(self.engine)
+        self._tidying = asyncio.create_task(give_back_regularly())
+        await self._schedule(self.engine)
         # What exists now lives as long as the process: collections need not walk through it, which takes milliseconds.
         gc.collect()
         gc.freeze()
         self.pulse.starting = None
-        if (remark := _ROLES.get(self.settings.role)) is not None:
+        if self.fleet is None and (remark := _ALONE.get(self.settings.role)):
             self._startup.say(remark)
         self._startup.ready(self.url, self.settings)
 
@@ -127,11 +134,17 @@ class Node:
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Let running turns finish, as far as the settings and `hurry` give them time."""
-        if self.scheduler is not None:
-            await drain(self.scheduler, self.pulse, hurry, self.settings.drain_s)
+        if self.scheduler is None:
+            return
+        if self.fleet is not None:
+            self.fleet.begin_drain()
+        if await drain(self.scheduler, self.pulse, hurry, self.settings.drain_s) and self.fleet is not None:
+            await until(hurry, self.fleet.leave(HANDOVER_S))
 
     async def stop(self) -> bool:
         """End everything, whatever was started; whether no thread is left behind."""
+        if self.fleet is not None:
+            await self.fleet.close()
         await _cancel(self._scheduling)
         if self.sessions is not None:
             await self.sessions.close()
@@ -140,6 +153,7 @@ class Node:
         if self._runner is not None:
             await self._runner.cleanup()
         await _cancel(self._sampling)
+        await _cancel(self._tidying)
         if (lag := self.pulse.lag.summarise()).samples:
             log_event("stopped", lag_p50_s=lag.p50_s, lag_p99_s=lag.p99_s, lag_max_s=lag.max_s)
         return await self._close_engine()
@@ -200,8 +214,8 @@ class Node:
             if self.settings.engine != "scripted":
                 await warm_up(engine, tuple(model.vocabulary.encode("Hello")))
 
-    def _schedule(self, engine: Engine) -> None:
-        """Start the scheduler and let turns in."""
+    async def _schedule(self, engine: Engine) -> None:
+        """Start the scheduler, join the fleet if there is one, and let turns in."""
         settings = self.settings
         limits = Limits(
             queue_limit=settings.queue_limit,
@@ -216,10 +230,18 @@ class Node:
         )
         blocks = Blocks(engine.layout.page_bytes, self._cache_memory)
         self.sessions = Sessions(engine, Arena(blocks), self.metrics)
-        self.scheduler = Scheduler(engine, limits, self.metrics, self.sessions)
+        if settings.redis_url:
+            self.fleet = await open_fleet(settings, self.sessions, self.metrics)
+        puller = None if self.fleet is None else self.fleet.puller
+        self.scheduler = Scheduler(engine, limits, self.metrics, self.sessions, puller)
         self.metrics.watch_load(self.scheduler.load)
         self.pulse.watch(self.scheduler, engine, limits, self.sessions)
         self._scheduling = asyncio.create_task(self.scheduler.run())
+        if self.fleet is not None:
+            self.pulse.starting = "joining the fleet"
+            with self._startup.step("fleet") as remarks:
+                remarks += [await self.fleet.join(self.scheduler), self.fleet.transport]
+            self.pulse.watch_fleet(self.fleet.facts)
         self.gate.open(self.scheduler)
 
     async def _close_engine(self) -> bool:
@@ -248,15 +270,15 @@ async def _serve(node: Node) -> tuple[int, bool]:
     signals = Signals()
     signals.install()
     try:
-        await _unless(signals.stop, node.start())
-        await _unless(signals.stop, node.work())
+        await until(signals.stop, node.start())
+        await until(signals.stop, node.work())
         await node.drain(signals.hurry)
     finally:
         clean = await node.stop()
     return signals.exit_code, clean
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+async def until(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> None:
     """Run `work` to its end, or until `stop` is set; raises what `work` raises."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:

@@ -1,7 +1,7 @@
 """Whether the node is alive and ready, judged by what makes progress and not by what claims to."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -29,6 +29,7 @@ class Pulse:
         self._scheduler: Scheduler | None = None
         self._engine: Engine | None = None
         self._sessions: Sessions | None = None
+        self._fleet: Callable[[], Mapping[str, object]] | None = None
         self._patience_s = 0.0
 
     @property
@@ -40,6 +41,10 @@ class Pulse:
         """Judge by `scheduler` from now on."""
         self._scheduler, self._engine, self._sessions = scheduler, engine, sessions
         self._patience_s = limits.probe_s + limits.step_deadline_s + SLACK_S
+
+    def watch_fleet(self, facts: Callable[[], Mapping[str, object]]) -> None:
+        """Show what `facts` tells of the fleet from now on."""
+        self._fleet = facts
 
     def begin_drain(self) -> None:
         """Not ready from now on."""
@@ -57,7 +62,8 @@ class Pulse:
             failing.append(f"starting: {self.starting}")
         if self._draining:
             failing.append("draining")
-        return Readiness(not failing, failing)
+        trouble = self._fleet().get("trouble") if self._fleet else None
+        return Readiness(not failing, failing, [f"directory: {trouble}"] if trouble else [])
 
     def metrics_text(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -78,6 +84,7 @@ class Pulse:
             "turns": dict(self._scheduler.counters()) if self._scheduler else {},
             "engine": dict(self._engine.counters()) if self._engine else {},
             "session_cache": dict(self._sessions.counters()) if self._sessions else {},
+            "fleet": dict(self._fleet()) if self._fleet else {},
             "loop_lag": msgspec.to_builtins(self.lag.summarise()),
         }
 

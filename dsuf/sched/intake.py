@@ -2,20 +2,29 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
-from dsuf.kv.taker import Taker
 from dsuf.observe.log import log_event
 from dsuf.sched.ticket import TurnTicket
+from dsuf.types import Turn
+
+
+class Source(Protocol):
+    """Where the caches of prompts come from, other than from this node."""
+
+    async def take(self, turn: Turn) -> int | None:
+        """Have what there is of the prompt of `turn` come here; the position from which on it came, None if nothing
+        did. What fails is computed here."""
 
 
 class Intake:
-    """Takes prompts over through `taker`, each in a task of its own; `on_taken` hears of the end, however it ends.
+    """Takes prompts over from `source`, each in a task of its own; `on_taken` hears of the end, however it ends.
 
     Prompts within a page are not worth the way: nothing of them would be handed over but their state.
     """
 
-    def __init__(self, taker: Taker, page_tokens: int, on_taken: Callable[[TurnTicket], None]) -> None:
-        self._taker, self._page_tokens, self._on_taken = taker, page_tokens, on_taken
+    def __init__(self, source: Source, page_tokens: int, on_taken: Callable[[TurnTicket], None]) -> None:
+        self._source, self._page_tokens, self._on_taken = source, page_tokens, on_taken
         self._taking: dict[str, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
@@ -45,7 +54,7 @@ class Intake:
     async def _take(self, ticket: TurnTicket) -> None:
         """One prompt. Whatever fails, the turn goes on and computes what is missing."""
         try:
-            ticket.peer_from = await self._taker.take(ticket.turn)
+            ticket.peer_from = await self._source.take(ticket.turn)
         except Exception as error:
             log_event("hand-off failed", level="warning", error=error, turn=ticket.turn.id)
         if self._taking.pop(ticket.turn.id, None) is not None:  # it may have left in the last moment

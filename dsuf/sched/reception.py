@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 from dsuf.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, QueueFull, RequestError, Unavailable
 from dsuf.kv.sessions import Sessions
-from dsuf.kv.taker import Taker
 from dsuf.observe.metrics import Metrics
 from dsuf.sched.endings import continue_turn, record_end
 from dsuf.sched.held import Held
-from dsuf.sched.intake import Intake
+from dsuf.sched.intake import Intake, Source
 from dsuf.sched.limits import Limits
 from dsuf.sched.places import Places
 from dsuf.sched.queue import TurnQueue, may_queue, retry_after_s
@@ -28,7 +27,7 @@ class Reception:
 
     def __init__(
         self, facts: EngineFacts, limits: Limits, metrics: Metrics, sessions: Sessions, places: Places,
-        taker: Taker | None, on_leave: Callable[[], None],
+        source: Source | None, on_leave: Callable[[], None],
     ) -> None:  # fmt: skip
         self.trouble: str | None = None
         self.queue = TurnQueue()
@@ -36,7 +35,7 @@ class Reception:
         self.on_arrival: Callable[[], None] = lambda: None
         self._facts, self._limits, self._metrics = facts, limits, metrics
         self._sessions, self._places, self._on_leave = sessions, places, on_leave
-        self._intake = None if taker is None else Intake(taker, sessions.layout.page_tokens, self._enqueue)
+        self._intake = None if source is None else Intake(source, sessions.layout.page_tokens, self._enqueue)
         self._refusal: Unavailable | None = None
         self._turn_s = 1.0
         self._empty = asyncio.Event()

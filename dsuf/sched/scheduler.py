@@ -8,7 +8,6 @@ import msgspec
 
 from dsuf.errors import EngineFailed, RequestError, Unavailable
 from dsuf.kv.sessions import Sessions
-from dsuf.kv.taker import Taker
 from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Load, Metrics
 from dsuf.sched.admission import Admission
@@ -17,6 +16,7 @@ from dsuf.sched.cost import Shape
 from dsuf.sched.delivery import Delivery
 from dsuf.sched.flight import Flight, Launched
 from dsuf.sched.held import Held
+from dsuf.sched.intake import Source
 from dsuf.sched.limits import Limits
 from dsuf.sched.places import Places
 from dsuf.sched.planner import Planner
@@ -40,7 +40,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, engine: Engine, limits: Limits, metrics: Metrics, sessions: Sessions, taker: Taker | None = None
+        self, engine: Engine, limits: Limits, metrics: Metrics, sessions: Sessions, source: Source | None = None
     ) -> None:  # fmt: skip
         self.progressed_s = time.monotonic()
         self.steps = 0
@@ -58,7 +58,7 @@ class Scheduler:
             chunk_tokens=limits.chunk_tokens, is_idle=self._is_idle,
         )  # fmt: skip
         self._delivery = Delivery(self._places, sessions, metrics, self._auditor)
-        self._reception = Reception(engine.facts, limits, metrics, sessions, self._places, taker, self._poke)
+        self._reception = Reception(engine.facts, limits, metrics, sessions, self._places, source, self._poke)
         self._admission = Admission(self._reception, self._places, sessions, metrics, self._auditor.give_way)
         self._failing_steps = 0
         self._failure_seen_s = 0.0
@@ -128,6 +128,11 @@ class Scheduler:
             pages=pages,
             cache_usage=pool.held / total,
         )
+
+    def token_s(self) -> float:
+        """Seconds that a prompt token takes in a full chunk; 0 where nothing is known yet."""
+        tokens = self._limits.chunk_tokens
+        return self._planner.fit.cost.predict_s(Shape(tokens=tokens)) / tokens
 
     async def run(self) -> None:
         """Serve until cancelled. Then what is left ends with `Unavailable`, and nothing is attached any more, unless a

@@ -1,6 +1,6 @@
 """Who in the fleet keeps which beginnings of prompts: in memory on each node, told from node to node through Redis.
 
-Imports `kv`, `types`, `errors` and `observe`; only `redis_board` imports redis.
+Imports `kv`, `types`, `errors` and `observe`; only `redis_board` and `redis_client` import redis.
 
     arena -> shelf -> fleet -> board (Redis) -> fleet of another node -> book -> find(trace)
 

@@ -22,7 +22,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     silence_s: float = 5.0
     resync_s: float = 0.5
     retry_s: float = 0.1
-    retry_most_s: float = 2.0
+    retry_most_s: float = 1.0
     record_s: float = 60.0
     start_s: float = 5.0
     leave_s: float = 2.0

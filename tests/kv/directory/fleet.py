@@ -1,6 +1,7 @@
 """Members of a fleet over one board: an arena and a directory each, and ways to wait for what they know."""
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -83,3 +84,16 @@ async def until(holds: Callable[[], object], timeout_s: float = 5.0) -> float:
 def agree(*nodes: Node) -> bool:
     """Whether each knows of each other just what that keeps."""
     return all(one.known(other) == other.told() for one in nodes for other in nodes if one is not other)
+
+
+async def churn(nodes: list[Node], rounds: int, rng: random.Random) -> None:
+    """Keep and drop caches at random."""
+    points = []
+    for _ in range(rounds):
+        node = rng.choice(nodes)
+        prompt = [rng.randrange(3)] * 8 * rng.randrange(1, 12) + [rng.randrange(50)]
+        points.append((node, node.keep(prompt)))
+        if len(points) > 40:
+            node, point = points.pop(rng.randrange(len(points)))
+            node.arena.withdraw(point)
+        await asyncio.sleep(0.0 if rng.random() < 0.7 else 0.002)

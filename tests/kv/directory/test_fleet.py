@@ -11,7 +11,7 @@ import pytest
 from dsuf.kv.directory.contract import Health
 from dsuf.kv.directory.local import LocalDirectory
 from tests.kv.board import PACE, MemoryBoard, MemoryRedis
-from tests.kv.directory.fleet import Node, agree, until
+from tests.kv.directory.fleet import Node, agree, churn, until
 from tests.kv.rig import make_prompt_trace
 
 Make = Callable[..., Node]
@@ -125,19 +125,6 @@ async def test_two_processes_of_one_name_say_so(make: Make) -> None:
     await until(lambda: a.directory.health().trouble is None)
 
 
-async def churn(nodes: list[Node], rounds: int, rng: random.Random) -> None:
-    """Keep and drop caches at random."""
-    points = []
-    for _ in range(rounds):
-        node = rng.choice(nodes)
-        prompt = [rng.randrange(3)] * 8 * rng.randrange(1, 12) + [rng.randrange(50)]
-        points.append((node, node.keep(prompt)))
-        if len(points) > 40:
-            node, point = points.pop(rng.randrange(len(points)))
-            node.arena.withdraw(point)
-        await asyncio.sleep(0.0 if rng.random() < 0.7 else 0.002)
-
-
 async def test_under_load_all_know_in_the_end_what_each_keeps(make: Make) -> None:
     nodes = [make(name) for name in "abc"]
     await start(*nodes)
@@ -217,6 +204,28 @@ async def test_changes_made_while_it_is_written_anew_are_told_too(make: Make, re
         redis.lose_data()
         await churn([a, b], 60, rng)
     await until(lambda: agree(a, b))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_the_board_does_all_agree_in_the_end(make: Make, redis: MemoryRedis, seed: int) -> None:
+    """Faults come and go while caches do."""
+    rng = random.Random(seed)
+    nodes = [make(name, pace=msgspec.structs.replace(PACE, batch_entries=7, unsent_entries=60)) for name in "abc"]
+    await start(*nodes)
+    for _ in range(40):
+        redis.down, redis.read_only = rng.random() < 0.15, rng.random() < 0.15
+        redis.answers_lost = rng.random() < 0.3
+        redis.delay_s = rng.choice([0.0, 0.0, 0.001, 0.004])
+        share = rng.choice([0.0, 0.0, 0.2])
+        redis.drops = lambda share=share: rng.random() < share
+        if rng.random() < 0.1:
+            redis.lose_data()
+        await churn(nodes, 20, rng)
+    redis.down = redis.read_only = redis.answers_lost = False
+    redis.delay_s, redis.drops = 0.0, lambda: False
+    await until(lambda: agree(*nodes))
+    await until(lambda: all(redis.entries.get(node.directory._announcer.name) == node.told() for node in nodes))
+    await until(lambda: all(node.directory.health().trouble is None for node in nodes))
 
 
 async def test_more_changes_than_may_wait_become_one_reading(make: Make, redis: MemoryRedis) -> None:

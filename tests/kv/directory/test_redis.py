@@ -16,9 +16,9 @@ from dsuf.kv.directory.address import parse_address
 from dsuf.kv.directory.board import BoardFailed
 from dsuf.kv.directory.book import Book
 from dsuf.kv.directory.pace import Pace
-from dsuf.kv.directory.redis_board import RedisBoard
+from dsuf.kv.directory.redis_board import RedisBoard, RedisSubscription
 from tests.certificates import make_certificates
-from tests.kv.directory.fleet import Node, agree, until
+from tests.kv.directory.fleet import Node, agree, churn, until
 from tests.kv.directory.redis_server import RedisServer, stopping
 
 pytestmark = pytest.mark.needs_redis
@@ -184,6 +184,7 @@ async def test_paused(server: RedisServer, make: Make) -> None:
     await until(lambda: a.directory.health().trouble is b.directory.health().trouble is None)
 
 
+@pytest.mark.full
 async def test_a_node_that_stood_still_forgets_nobody(server: RedisServer, make: Make) -> None:
     """Its event loop was blocked for longer than a silent member is kept."""
     a, b = make("a", server), make("b", server)
@@ -216,9 +217,8 @@ async def test_a_cancelled_call_ends_even_where_the_library_loses_that(server: R
     await board.close()
 
 
-async def test_a_master_that_becomes_a_replica_takes_no_changes(
-    server: RedisServer, tmp_path: Path, make: Make
-) -> None:
+@pytest.mark.full
+async def test_a_master_that_is_a_replica_now(server: RedisServer, tmp_path: Path, make: Make) -> None:
     master = RedisServer(tmp_path / "master")
     with stopping(master):
         a, b = make("a", server), make("b", server)
@@ -249,6 +249,26 @@ async def test_flushed_while_it_is_written(server: RedisServer, make: Make) -> N
     await until(lambda: agree(a, b))
     size = 3 + len(a.told())
     await until(lambda: server.ask("hlen", "{dsuf}:1:record:a:1") == str(size))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+async def test_under_load_and_with_lost_news(
+    server: RedisServer, make: Make, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    rng, hear = random.Random(7), RedisSubscription.next
+
+    async def hear_most(self: RedisSubscription, timeout_s: float) -> bytes | None:
+        data = await hear(self, timeout_s)
+        return None if data is not None and rng.random() < share else data
+
+    monkeypatch.setattr(RedisSubscription, "next", hear_most)
+    nodes = [make(name, server) for name in "abc"]
+    await start(*nodes)
+    await churn(nodes, 600, random.Random(8))
+    assert await until(lambda: agree(*nodes)) < 5.0
+    missed = sum(node.directory._roster.gaps for node in nodes)
+    assert (missed > 0) == (share > 0)
+    assert sum(node.count("directory_resyncs_total") for node in nodes) >= min(missed, 1)
 
 
 async def test_connections_that_are_cut_are_made_again(server: RedisServer, make: Make) -> None:
@@ -311,6 +331,7 @@ async def test_a_cluster_keeps_all_of_a_fleet_in_one_place(tmp_path: Path, make:
         assert sorted(server.ask("dbsize") for server in servers) == ["0", "0", "3"]
 
 
+@pytest.mark.full
 async def test_ten_thousand_entries_are_known_soon(server: RedisServer, make: Make, capsys: Any) -> None:
     pace = msgspec.structs.replace(PACE, record_s=60.0, beat_s=0.3, silence_s=3.0, expiry_s=5.0, start_s=10.0)
     a, b, c = make("a", server, pace=pace), make("b", server, pace=pace), make("c", server, pace=pace)
@@ -333,6 +354,7 @@ async def test_ten_thousand_entries_are_known_soon(server: RedisServer, make: Ma
               f"{size / 10_000:.0f} bytes each in Redis")  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("tokens", "bound_bytes"), [(8, 330), (9, 600)])
 def test_what_an_entry_takes(tokens: int, bound_bytes: int, capsys: Any) -> None:
     """Of pages (those of a whole page, one state apart), and of states."""

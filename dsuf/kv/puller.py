@@ -1,0 +1,92 @@
+"""Getting the beginning of a prompt from peers before its turn queues: from who keeps it, or from who computes it."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from dsuf.kv.directory.contract import Directory, Member
+from dsuf.kv.pulls import Pull, Speed, pick_provider, plan_pulls
+from dsuf.kv.sessions import Sessions
+from dsuf.kv.taker import Taker
+from dsuf.observe.log import log_event
+from dsuf.types import Turn
+
+
+class Peers(Protocol):
+    """The other nodes, as far as caches are asked of them."""
+
+    def taker(self, member: Member) -> Taker | None:
+        """What takes caches over from `member`; None while it is left alone."""
+
+    def speed(self, member: Member) -> Speed:
+        """What its bytes cost."""
+
+    def learn(self, member: Member, size_bytes: int, seconds: float) -> None:
+        """So many bytes came from it in `seconds`."""
+
+
+class Puller:
+    """Fills the arena of `sessions` from peers, as the directory says. `token_s` tells what computing a prompt token
+    takes here. With `delegates` prompts are computed by nodes that do nothing else, where there are any.
+    """
+
+    def __init__(
+        self, sessions: Sessions, directory: Directory, peers: Peers, *, token_s: Callable[[], float],
+        delegates: bool = False,
+    ) -> None:  # fmt: skip
+        self._sessions, self._directory, self._peers = sessions, directory, peers
+        self._token_s, self._delegates = token_s, delegates
+
+    async def take(self, turn: Turn) -> int | None:
+        """Have what peers keep of the prompt of `turn` come here, as far as that is worth it, then let a peer compute
+        the rest, where that is wanted; the position from which on it came from peers, None if nothing did.
+
+        A failure costs what is left of the time that computing would have taken, and nothing else.
+        """
+        starts = [await self.fetch(turn)]
+        if self._delegates:
+            starts.append(await self._delegate(turn))
+        return min((start for start in starts if start is not None), default=None)
+
+    async def fetch(self, turn: Turn) -> int | None:
+        """As `take`, of what peers keep already."""
+        trace, here = await self._sessions.foresee(turn)
+        layout = self._sessions.layout
+        candidates = self._directory.find(trace, replay_tokens=layout.replay_tokens)
+        pulls = plan_pulls(candidates, here=here, layout=layout, token_s=self._token_s(), speed=self._peers.speed)
+        return await self._try_all(turn, here, pulls) if pulls else None
+
+    async def _try_all(self, turn: Turn, here: int, pulls: tuple[Pull, ...]) -> int | None:
+        """Ask one after the other, until one gave what it promised or the time is over."""
+        ends_s = time.monotonic() + pulls[0].budget_s
+        starts = []
+        for pull in pulls:
+            left_s = min(pull.budget_s, ends_s - time.monotonic())
+            taker = self._peers.taker(pull.member)
+            if taker is None or left_s <= 0:
+                continue
+            began_s = time.monotonic()
+            start = await taker.take(turn, compute=False, budget_s=left_s)
+            if start is None:
+                continue
+            starts.append(start)
+            now = (await self._sessions.foresee(turn))[1]
+            self._learn(pull, now - here, time.monotonic() - began_s)
+            if now >= here + pull.tokens:
+                break
+        return min(starts, default=None)
+
+    def _learn(self, pull: Pull, tokens: int, seconds: float) -> None:
+        """Remember what the bytes of so many tokens cost."""
+        layout = self._sessions.layout
+        if tokens > 0:
+            self._peers.learn(pull.member, layout.pages_for(tokens) * layout.page_bytes, seconds)
+
+    async def _delegate(self, turn: Turn) -> int | None:
+        """Have a node that only computes prompts compute what is missing."""
+        provider = pick_provider(self._directory.members())
+        taker = None if provider is None else self._peers.taker(provider)
+        if provider is None or taker is None:
+            log_event("prompt computed here", level="debug", turn=turn.id, reason="no node for prompts")
+            return None
+        return await taker.take(turn, compute=True)

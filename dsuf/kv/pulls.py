@@ -1,0 +1,75 @@
+"""Which peers to ask for the beginning of a prompt, in which order, and for how long: pure functions.
+
+A pull can only help: one is tried where it should take less time than computing what it would bring, and all tries of a
+turn together take no longer than computing that would have taken. So sharing costs at most a factor of two, when all
+goes wrong.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from dsuf.kv.directory.contract import Candidate, Member
+from dsuf.types import CacheLayout
+
+MOST_TRIES = 3
+UNKNOWN_TOKEN_S = 1e-3
+"""What a prompt token is taken to cost before any was computed."""
+LEAST_BUDGET_S = 0.05
+"""A shorter one would run out within a pause of the loop on either side."""
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a peer's bytes cost: seconds until the first one, and bytes a second from then on."""
+
+    wait_s: float = 0.01
+    bytes_s: float = 3e8
+
+    def predict_s(self, size_bytes: float) -> float:
+        """Seconds for `size_bytes`."""
+        return self.wait_s + size_bytes / self.bytes_s
+
+    def learn(self, size_bytes: int, seconds: float, *, share: float = 0.3) -> "Speed":
+        """With a pull of `size_bytes` that took `seconds` counted in: small ones teach the wait, others the rate."""
+        moving_s = seconds - self.wait_s
+        if moving_s < self.wait_s or not size_bytes:
+            return msgspec.structs.replace(self, wait_s=self.wait_s + share * (max(seconds, 1e-4) - self.wait_s))
+        return msgspec.structs.replace(self, bytes_s=self.bytes_s + share * (size_bytes / moving_s - self.bytes_s))
+
+
+class Pull(msgspec.Struct, frozen=True, kw_only=True):
+    """A peer to ask: what a turn need not compute with its help, and how long that may take."""
+
+    member: Member
+    tokens: int
+    budget_s: float
+
+
+def plan_pulls(
+    candidates: Sequence[Candidate], *, here: int, layout: CacheLayout, token_s: float,
+    speed: Callable[[Member], Speed],
+) -> tuple[Pull, ...]:  # fmt: skip
+    """The pulls worth trying for a prompt that could begin to compute at position `here` without, best first.
+
+    `token_s` is what computing a prompt token takes here, 0 where that is not known yet. The budget of the first pull
+    is what computing its tokens would take; later ones share it.
+    """
+    token_s = token_s or UNKNOWN_TOKEN_S
+    found = []
+    for candidate in candidates:
+        tokens = candidate.start(layout.page_tokens, layout.replay_tokens) - here
+        if tokens < layout.page_tokens:
+            continue
+        size_bytes = layout.pages_for(tokens) * layout.page_bytes + layout.state_bytes
+        saved_s, cost_s = tokens * token_s, speed(candidate.member).predict_s(size_bytes)
+        if cost_s < saved_s:
+            budget_s = max(LEAST_BUDGET_S, saved_s)
+            found.append((saved_s - cost_s, Pull(member=candidate.member, tokens=tokens, budget_s=budget_s)))
+    found.sort(key=lambda pair: -pair[0])
+    return tuple(pull for _, pull in found[:MOST_TRIES])
+
+
+def pick_provider(members: Sequence[Member]) -> Member | None:
+    """The node that is to compute a prompt for this one: of those that do nothing else the one with least to do."""
+    able = [member for member in members if member.role == "prefill" and not member.draining]
+    return min(able, key=lambda member: (member.load, member.node), default=None)

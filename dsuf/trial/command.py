@@ -1,0 +1,92 @@
+"""Try a fleet on this machine: N nodes, Redis and a balancer on loopback, until Ctrl-C.
+
+Needs redis-server and haproxy. Settings of all nodes come from the environment: `DSUF_DRAFTS=5 bin/fleet 3`.
+"""
+
+import argparse
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+
+from dsuf.errors import CommandError
+from dsuf.trial.fleet import CONTROL_ABOVE, TrialFleet
+
+MOST_NODES = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `dsuf fleet`."""
+    parser.add_argument("nodes", metavar="N", type=int, help=f"how many nodes, 1 to {MOST_NODES}")
+    parser.add_argument(
+        "--prefill", metavar="M", type=int, default=0, help="M of them only compute prompts (default: 0)"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="the balancer's; nodes listen above it (default: 8000)")
+    parser.add_argument("--logs", metavar="DIR", type=Path, help="where output goes (default: a new folder)")
+    parser.add_argument("--lenient", action="store_true", help="go on when something ends by itself")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the fleet until a signal comes or something ends; raises `CommandError`."""
+    check(args)
+    folder = args.logs or Path(tempfile.mkdtemp(prefix="dsuf-fleet-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    fleet = TrialFleet(args.nodes, folder, port=args.port, prefill=args.prefill)
+    stopping = Stopping()
+    print(f"{args.nodes} nodes, Redis and a balancer; their output: {folder}", flush=True)
+    fleet.start(lambda text: print(f"  {text}", flush=True))
+    print(describe(fleet), flush=True)
+    try:
+        return watch(fleet, stopping, lenient=args.lenient)
+    finally:
+        print("stopping: running streams may end", flush=True)
+        fleet.stop()
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise `CommandError` for numbers that cannot be."""
+    if not 1 <= args.nodes <= MOST_NODES:
+        raise CommandError(f"{args.nodes} nodes: 1 to {MOST_NODES} can be tried")
+    if not 0 <= args.prefill < args.nodes:
+        raise CommandError(f"--prefill {args.prefill}: at least one of {args.nodes} nodes has to answer clients")
+    if not 1024 <= args.port <= 65_535 - 2 * CONTROL_ABOVE - MOST_NODES:
+        raise CommandError(f"--port {args.port}: 1024 to {65_535 - 2 * CONTROL_ABOVE - MOST_NODES}")
+
+
+def describe(fleet: TrialFleet) -> str:
+    """How to use it, and how to see what it does."""
+    return (
+        f"ready: {fleet.url}\n\n"
+        f'OpenAI SDK: OpenAI(base_url="{fleet.url}/v1", api_key="any"), model "deepseek-flash"\n'
+        f"dsh: DEEPSEEK_BASE_URL={fleet.url} DEEPSEEK_API_KEY=any dsh --profile headless 'Hello'\n"
+        f"where prompts came from: curl -s {fleet.node_url(1)}/metrics | grep source_tokens\n"
+    )
+
+
+class Stopping:
+    """SIGINT and SIGTERM, as a code to leave with; 0 until one comes."""
+
+    def __init__(self) -> None:
+        self.code = 0
+        self.asked = False
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 0)):
+            signal.signal(number, lambda *_, code=code: self._stop(code))
+
+    def _stop(self, code: int, frame: FrameType | None = None) -> None:
+        """Leave; the second time at once."""
+        if self.asked:
+            os.write(2, b"dsuf: stopping already; kill -9 does not wait\n")
+        self.code, self.asked = code, True
+
+
+def watch(fleet: TrialFleet, stopping: Stopping, *, lenient: bool) -> int:
+    """Wait for a signal, or for something to end by itself; the exit code."""
+    while not stopping.asked:
+        ended = fleet.find_ended()
+        if ended is not None and not lenient:
+            print(f"{ended.name} ended with code {ended.code}:\n{ended.tail()}", flush=True)
+            return 1
+        time.sleep(0.2)
+    return stopping.code

@@ -1,0 +1,157 @@
+"""N nodes, Redis and a balancer on loopback."""
+
+import http.client
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dsuf.errors import CommandError
+from dsuf.trial.program import Program, stop_all
+
+HOST = "127.0.0.1"
+START_S = 180.0
+STOP_S = 75.0
+CONTROL_ABOVE = 100
+"""How far a node's control port is above its HTTP port: 8001 and 8101, as documented."""
+
+HAPROXY = """\
+defaults
+  mode http
+  option http-no-delay
+  option redispatch
+  timeout connect 2s
+  timeout client 3600s
+  timeout server 3600s
+  retries 3
+  retry-on conn-failure empty-response response-timeout 503
+global
+  tune.bufsize 1048576
+frontend clients
+  bind {host}:{port}
+  default_backend nodes
+backend nodes
+  balance roundrobin
+  option httpchk
+  http-check send meth GET uri /readyz
+  http-check expect status 200
+  default-server inter 300ms fall 1 rise 1
+{servers}
+"""
+
+
+class TrialFleet:
+    """`count` nodes behind a balancer on `port`, the first `prefill` of them for prompts alone. Settings of all
+    nodes come from the environment and `flags`; what they print is in `folder`.
+    """
+
+    def __init__(
+        self, count: int, folder: Path, *, port: int = 8000, prefill: int = 0, flags: Sequence[str] = ()
+    ) -> None:  # fmt: skip
+        self.folder, self.port, self.prefill = folder, port, prefill
+        redis, balancer = find_program("redis-server"), find_program("haproxy")
+        self.redis_port = port + 2 * CONTROL_ABOVE
+        self.secret = secrets.token_hex(16)
+        self.nodes = [self._node(number, flags, count) for number in range(1, count + 1)]
+        listen = ["--bind", HOST, "--port", str(self.redis_port), "--dir", str(folder)]
+        self.redis = Program("redis", [redis, *listen, "--save", "", "--appendonly", "no"], folder)
+        config = folder / "haproxy.cfg"
+        config.write_text(HAPROXY.format(host=HOST, port=port, servers="\n".join(self._servers())))
+        self.balancer = Program("balancer", [balancer, "-db", "-f", str(config)], folder)
+
+    @property
+    def url(self) -> str:
+        """Where clients go."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def programs(self) -> list[Program]:
+        """All of it, in the order in which it should end."""
+        return [self.balancer, *self.nodes, self.redis]
+
+    def node_url(self, number: int) -> str:
+        """Node `number`, from 1 on, past the balancer."""
+        return f"http://{HOST}:{self.port + number}"
+
+    def start(self, tell: Callable[[str], None] = lambda text: None, seconds: float = START_S) -> None:
+        """Start everything and wait until all nodes are ready; raises `CommandError`, with nothing left running."""
+        try:
+            self.redis.start()
+            for node in self.nodes:
+                node.start()
+            for number, node in enumerate(self.nodes, start=1):
+                self.wait_ready(number, seconds)
+                tell(f"{node.name} ready at {self.node_url(number)}")
+            self.balancer.start()
+            self._wait(lambda: answers(self.port, "/readyz"), self.balancer, seconds)
+        except BaseException:
+            self.stop(5.0)
+            raise
+
+    def wait_ready(self, number: int, seconds: float = START_S) -> None:
+        """Wait until node `number` says that it is ready; raises `CommandError`."""
+        self._wait(lambda: answers(self.port + number, "/readyz"), self.nodes[number - 1], seconds)
+
+    def find_ended(self) -> Program | None:
+        """Something that has ended by itself."""
+        return next((program for program in self.programs if program.code is not None), None)
+
+    def stop(self, seconds: float = STOP_S) -> None:
+        """End everything: the balancer, then the nodes, which drain beside each other, and Redis last."""
+        stop_all([self.balancer], 5.0)
+        stop_all(self.nodes, seconds)
+        stop_all([self.redis], 5.0)
+
+    def _node(self, number: int, flags: Sequence[str], count: int) -> Program:
+        """The process of one node."""
+        port = self.port + number
+        role = "both" if not self.prefill else "prefill" if number <= self.prefill else "decode"
+        if self.prefill >= count:
+            raise CommandError(f"{self.prefill} of {count} nodes for prompts leave none to answer clients")
+        environ = os.environ | {"DSUF_PEER_SECRET": self.secret}
+        own = {
+            "host": HOST, "port": port, "control-port": port + CONTROL_ABOVE, "node-id": f"node{number}", "role": role,
+            "redis-url": f"redis://{HOST}:{self.redis_port}/0",
+        }  # fmt: skip
+        listed = [text for name, value in own.items() for text in (f"--{name}", str(value))]
+        return Program(f"node{number}", [sys.executable, "-m", "dsuf", "serve", *listed, *flags], self.folder, environ)
+
+    def _servers(self) -> list[str]:
+        """The nodes that answer clients, as the balancer's lines."""
+        answering = range(self.prefill + 1, len(self.nodes) + 1)
+        return [f"  server node{number} {HOST}:{self.port + number} check" for number in answering]
+
+    def _wait(self, ready: Callable[[], bool], program: Program, seconds: float) -> None:
+        """Wait until `ready`; raises `CommandError` where `program` ends before, or does not become so."""
+        ends_s = time.monotonic() + seconds
+        while not ready():
+            if program.code is not None:
+                raise CommandError(f"{program.name} ended with code {program.code}:\n{program.tail()}")
+            if time.monotonic() > ends_s:
+                raise CommandError(f"{program.name} was not ready within {seconds:.0f} s:\n{program.tail()}")
+            time.sleep(0.1)
+
+
+def find_program(name: str) -> str:
+    """Where `name` is installed; raises `CommandError` that says how to get it."""
+    path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin")
+    if path is None:
+        raise CommandError(
+            f"no {name} on this machine: install it (Debian, Ubuntu: apt-get install redis-server haproxy)"
+        )
+    return path
+
+
+def answers(port: int, path: str) -> bool:
+    """Whether a GET of `path` is answered with 200."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=2)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

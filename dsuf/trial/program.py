@@ -1,0 +1,84 @@
+"""A child process with a log file."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dsuf.errors import CommandError
+
+_TAIL_LINES = 12
+
+
+class Program:
+    """`command` as a child process named `name`, whose output goes to `folder`/`name`.log. It can be started again."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self.name, self.command, self.log = name, list(command), folder / f"{name}.log"
+        self._environ = None if environ is None else dict(environ)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 while there is none."""
+        return 0 if self._process is None else self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, None while it runs or was never started."""
+        return None if self._process is None else self._process.poll()
+
+    def start(self) -> None:
+        """Run it, in a process group of its own, so that Ctrl-C reaches it through us alone. Raises `CommandError`."""
+        try:
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ,
+                    start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            raise CommandError(f"{self.name}: {self.command[0]}: {error.strerror}") from error
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if it runs."""
+        if self._process is not None and self._process.poll() is None:
+            os.kill(self._process.pid, number)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has ended within `seconds`."""
+        try:
+            return self._process is None or self._process.wait(seconds) is not None
+        except subprocess.TimeoutExpired:
+            return False
+
+    def stop(self, seconds: float) -> None:
+        """Have it end: politely, and after `seconds` by force."""
+        self.send(signal.SIGTERM)
+        if not self.wait(seconds):
+            self.kill()
+
+    def kill(self) -> None:
+        """End it at once, whatever state it is in."""
+        self.send(signal.SIGKILL)
+        self.wait(10.0)
+
+    def tail(self) -> str:
+        """The end of its log."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+        except OSError:
+            return ""
+
+
+def stop_all(programs: Sequence[Program], seconds: float) -> None:
+    """Have all end within `seconds`, in the order given, and by force what has not."""
+    ends_s = time.monotonic() + seconds
+    for program in programs:
+        program.send(signal.SIGTERM)
+    for program in programs:
+        if not program.wait(max(0.0, ends_s - time.monotonic())):
+            program.kill()

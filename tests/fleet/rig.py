@@ -1,0 +1,93 @@
+"""A fleet of real processes, and conversations with it over HTTP."""
+
+import asyncio
+import json
+import random
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+NO_THINKING = {"type": "disabled"}
+TOTALS = ("device_tokens", "host_tokens", "peer_tokens", "computed_tokens")
+
+
+def find_ports() -> int:
+    """A base port whose neighbours, as a fleet uses them, are free; below those that the system gives away."""
+    for base in random.sample(range(10_000, 32_000, 500), 40):
+        if all(is_free(base + above) for start in (0, 100, 200) for above in range(start, start + 8)):
+            return base
+    raise AssertionError("no room for a fleet's ports")
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on `port`."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+class Chat:
+    """A conversation. `sources` adds up where the prompt tokens of its turns came from."""
+
+    def __init__(self, session: aiohttp.ClientSession, opening: str, **fields: Any) -> None:
+        self.session, self.fields = session, fields
+        self.messages: list[Mapping[str, str]] = [{"role": "user", "content": opening}]
+        self.replies: list[str] = []
+        self.details: list[Mapping[str, int]] = []
+
+    async def ask(self, url: str, *, max_tokens: int = 6) -> Mapping[str, int]:
+        """Have the conversation answered at `url`; where the prompt came from. Raises `AssertionError` otherwise."""
+        body = {
+            "model": "deepseek-flash", "messages": self.messages, "max_tokens": max_tokens, "temperature": 0,
+            "thinking": NO_THINKING, **self.fields,
+        }  # fmt: skip
+        async with self.session.post(f"{url}/v1/chat/completions", json=body) as reply:
+            text = await reply.text()
+            assert reply.status == 200, (reply.status, text)
+        found = json.loads(text)
+        details: Mapping[str, int] = found["usage"]["prompt_tokens_details"]
+        assert sum(details[name] for name in TOTALS) == found["usage"]["prompt_tokens"]
+        self.replies.append(found["choices"][0]["message"]["content"])
+        self.details.append(details)
+        self.messages.append({"role": "assistant", "content": self.replies[-1]})
+        return details
+
+    def say(self, text: str) -> None:
+        """The next thing that the user says."""
+        self.messages.append({"role": "user", "content": text})
+
+
+def add_up(chats: Sequence[Chat], *, first: bool) -> dict[str, int]:
+    """Prompt tokens by source, of all first turns or of all later ones."""
+    details = [found for chat in chats for found in (chat.details[:1] if first else chat.details[1:])]
+    return {name: sum(found[name] for found in details) for name in TOTALS}
+
+
+async def wait_settled(url: str, within_s: float = 20.0) -> Mapping[str, Any]:
+    """The facts of the node at `url` once nothing of its caches is in use; fails where that does not come about."""
+    facts: dict[str, Any] = {}
+    async with aiohttp.ClientSession() as session, asyncio.timeout(within_s):
+        while True:
+            async with session.get(f"{url}/server_info") as reply:
+                facts = (await reply.json())["node"]
+            caches, turns = facts["session_cache"], facts["turns"]
+            idle = not any(caches[name] for name in ("turns", "copies", "pages_held", "leases", "filling", "dying"))
+            if idle and not any(turns.values()) and not facts["fleet"].get("guests", {}).get("offers"):
+                return facts
+            await asyncio.sleep(0.05)
+
+
+async def wait_known(url: str, within_s: float = 30.0) -> None:
+    """Wait until the node at `url` knows what others keep."""
+    async with aiohttp.ClientSession() as session, asyncio.timeout(within_s):
+        while True:
+            async with session.get(f"{url}/server_info") as reply:
+                if (await reply.json())["node"]["fleet"]["directory"]["entries"]:
+                    return
+            await asyncio.sleep(0.1)

@@ -1,0 +1,82 @@
+"""Which peers are asked, in which order, and for how long."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsuf.kv.directory.contract import Candidate, Member
+from dsuf.kv.pulls import LEAST_BUDGET_S, MOST_TRIES, Pull, Speed, pick_provider, plan_pulls
+from dsuf.types import CacheLayout
+
+LAYOUT = CacheLayout(fingerprint="f", page_tokens=128, page_bytes=1000, pages=100, state_bytes=500, replay_tokens=128)
+EXACT = CacheLayout(fingerprint="f", page_tokens=128, page_bytes=1000, pages=100, state_bytes=500)
+
+
+def member(name: str, **facts: object) -> Member:
+    """A member of the fleet."""
+    return Member(node=name, boot="1", **facts)  # type: ignore[arg-type]
+
+
+def plan(*candidates: Candidate, here: int = 0, token_s: float = 0.01, layout: CacheLayout = LAYOUT) -> list[Pull]:
+    """The pulls from peers that are all of one speed."""
+    speed = Speed(wait_s=0.01, bytes_s=1e6)
+    return list(plan_pulls(candidates, here=here, layout=layout, token_s=token_s, speed=lambda _: speed))
+
+
+def test_the_most_saved_time_comes_first() -> None:
+    a, b = Candidate(member=member("a"), length=1000, whole_pages=7), Candidate(member=member("b"), length=2000)
+    assert [(pull.member.node, pull.tokens) for pull in plan(a, b)] == [("b", 2000), ("a", 1000)]
+    assert plan(a, b)[0].budget_s == pytest.approx(20.0)
+
+
+def test_what_is_here_counts() -> None:
+    a = Candidate(member=member("a"), length=1000)
+    assert [pull.tokens for pull in plan(a, here=800)] == [200]
+    assert plan(a, here=900) == []
+
+
+def test_pages_alone_help_where_the_engine_replays() -> None:
+    pages = Candidate(member=member("a"), whole_pages=10)
+    assert [pull.tokens for pull in plan(pages)] == [9 * 128]
+    assert plan(pages, layout=EXACT) == []
+
+
+def test_a_pull_that_takes_longer_than_computing_is_not_tried() -> None:
+    a = Candidate(member=member("a"), length=1280, whole_pages=10)
+    cost_s = 0.01 + 10_500 / 1e6
+    assert len(plan(a, token_s=1.01 * cost_s / 1280)) == 1
+    assert plan(a, token_s=0.99 * cost_s / 1280) == []
+
+
+def test_tries_are_bounded() -> None:
+    many = [Candidate(member=member(str(i)), length=1000 + i) for i in range(10)]
+    assert len(plan(*many)) == MOST_TRIES
+
+
+def test_before_any_prompt_was_computed_a_guess_will_do() -> None:
+    assert plan(Candidate(member=member("a"), length=1000), token_s=0.0)
+
+
+@given(st.integers(0, 5000), st.integers(0, 40), st.integers(0, 3000), st.floats(1e-6, 1))
+def test_a_pull_only_helps(length: int, pages: int, here: int, token_s: float) -> None:
+    """Its budget is what computing takes, and it promises positions that are not here."""
+    for pull in plan(Candidate(member=member("a"), length=length, whole_pages=pages), here=here, token_s=token_s):
+        assert pull.budget_s <= max(LEAST_BUDGET_S, pull.tokens * token_s)
+        assert 128 <= pull.tokens <= max(length, pages * 128) - here
+
+
+def test_speed_follows_what_is_seen() -> None:
+    speed = Speed(wait_s=0.01, bytes_s=1e6)
+    for _ in range(40):
+        speed = speed.learn(10_000_000, 1.01)
+    assert speed.bytes_s == pytest.approx(1e7, rel=0.01)
+    for _ in range(40):
+        speed = speed.learn(100, 0.002)
+    assert speed.wait_s == pytest.approx(0.002, rel=0.05)
+
+
+def test_the_idlest_prefill_node_computes() -> None:
+    busy, idle = member("a", role="prefill", running=3), member("b", role="prefill", waiting=1)
+    others = [member("c"), member("d", role="decode"), member("e", role="prefill", draining=True)]
+    assert pick_provider([busy, idle, *others]) == idle
+    assert pick_provider(others) is None

@@ -10,7 +10,7 @@ import msgspec
 from dsuf.kv import taker
 from dsuf.kv.handoff import Offer
 from dsuf.kv.taker import Taker
-from dsuf.kv.transport.memory import Fault, through_memory
+from dsuf.kv.transport.memory import Fault, Plan, through_memory
 from dsuf.kv.transport.peer import PeerGiver
 from dsuf.kv.transport.server import PeerServer
 from dsuf.types import Turn
@@ -26,13 +26,13 @@ LEASE_S, DEADLINE_S = 0.008, 0.08
 class Unsteady(Pair):
     """A pair over memory. Each thing that is sent has a fault with probability `faulty`."""
 
-    def __init__(self, rng: random.Random, faulty: float, replay: int) -> None:
+    def __init__(self, rng: random.Random, faulty: float, replay: int, plan: Plan | None = None) -> None:
         super().__init__(replay_tokens=replay, deadline_s=DEADLINE_S, lease_s=LEASE_S, blocks=24, pages=64)
         self.rng, self.faulty, self.faults = rng, faulty, Counter[str]()
-        if rng.random() < 0.5:
+        if faulty and rng.random() < 0.5:
             self.let_clocks_differ()
         self.server = PeerServer(FAR, self.giver, TERMS, SECRET, silence_s=0.2, idle_s=0.05)
-        dial = through_memory(self.server, self.far.arena.blocks, NEAR, TERMS, self.plan)
+        dial = through_memory(self.server, self.far.arena.blocks, NEAR, TERMS, plan or self.plan)
         self.peer = PeerGiver(FAR, dial, ask_s=0.1, tell_s=0.05, silence_s=0.2, retry_s=0.001)
         self.taker = Taker(self.near.sessions, self.peer, self.near.metrics, deadline_s=DEADLINE_S)
         self.far.engine.step_s = lambda plan: 0.001

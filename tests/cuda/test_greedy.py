@@ -31,7 +31,7 @@ def make_expected(altered: list[dict[int, int]]) -> Expected:
     prompts = [rng.integers(3, CONFIG.vocab_size, 5 + 70 * i).tolist() for i in range(len(altered))]
     ids = np.array([tell(prompt, one) for prompt, one in zip(prompts, altered, strict=True)])
     gaps = np.broadcast_to(np.array([0, 0.2], np.float32), (*ids.shape, 2))
-    return Expected(prompts, ids, np.stack([ids, ids + 1], axis=2), gaps)
+    return Expected(prompts, ids, np.stack([ids, ids + 1], axis=2), gaps, np.zeros(ids.shape, np.float32))
 
 
 @pytest.fixture
@@ -69,6 +69,11 @@ def test_gaps_decide() -> None:
     found = [Difference(0, place, 1, gap) for place, gap in enumerate([0.1] * 99 + [0.7])]
     assert judge(expected, found, 0)["holds"] and judge(expected, found, 0)["far"] == 1
     assert not judge(expected, found[1:], 0)["holds"]
+    swayed = np.zeros(expected.ids.shape, np.float32)
+    swayed[0, :30], swayed[1, 0] = 0.1, 0.5
+    assert judge(expected._replace(swayed=swayed), found[69:], 0)["usual"]
+    assert not judge(expected._replace(swayed=swayed), found[68:], 0)["usual"]
+    assert not judge(expected._replace(swayed=swayed), [found[-1]] * 2, 0)["usual"]
 
 
 def test_what_is_recorded_is_read_again(reference: Model, tmp_path: Path) -> None:
@@ -81,4 +86,13 @@ def test_what_is_recorded_is_read_again(reference: Model, tmp_path: Path) -> Non
     assert np.array_equal(again.candidates[:, :, 0], again.ids) and np.array_equal(again.ids, expected.ids)
     assert (np.diff(again.gaps, axis=2) >= 0).all() and not again.gaps[:, :, 0].any()
     assert record(reference, prompts[1:], 6).ids.tolist() == expected.ids[1:].tolist()
+    assert np.array_equal(again.swayed, expected.swayed) and load(tmp_path / "greedy.npz", 4).swayed.shape == (2, 4)
     assert judge(again, [], 0)["holds"]
+
+
+def test_a_swayed_reference_differs_a_little(reference: Model) -> None:
+    """At some places of many, each with the gap of what it chose; the model is left as it was."""
+    before = reference.embedding.copy()
+    expected = record(reference, [[5, 6, 7]], 40)
+    assert 0 < (expected.swayed > 0).sum() < 30
+    assert np.array_equal(reference.embedding, before)

@@ -35,7 +35,7 @@ MIB = 1 << 20
 DEVICE_GROWTH_MIB, HOST_GROWTH_MIB = 0, 64
 """How much memory may grow from the first quarter to the end; replies that are kept for the replay are host memory."""
 
-PAUSE_STEPS = 500
+PAUSE_STEPS, REPORTED_PAUSES = 500, 10
 """Steps from one pause to the next."""
 
 
@@ -172,7 +172,13 @@ async def measure(engine: CudaEngine, steps: int, seed: int) -> dict[str, object
     """One row of figures."""
     campaign, memory = Campaign(engine, seed, 600), list[tuple[int, int]]()
     start = time.monotonic()
-    await campaign.run(steps, lambda: memory.append((free_bytes(), resident_bytes())))
+
+    def pause() -> None:
+        memory.append((free_bytes(), resident_bytes()))
+        if len(memory) % REPORTED_PAUSES == 0:
+            print(f"{campaign.steps} steps after {time.monotonic() - start:.0f} s", flush=True)
+
+    await campaign.run(steps, pause)
     took_s = time.monotonic() - start
     differ = await campaign.replay(300)
     settled, last = memory[len(memory) // 4], memory[-1]

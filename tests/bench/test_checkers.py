@@ -36,7 +36,9 @@ def test_reports(output: str, expected: tuple[int | None, int]) -> None:
 
 def test_groups() -> None:
     """The race checker takes tests of clustered kernels apart, the others take all together and the engine."""
-    cases = ["tests/kernels/test_rotate.py::test_rotation[tiny-1]", "tests/kernels/test_attend.py::test_a[tiny-1]",
-             "tests/kernels/test_attend.py::test_a[tiny-2]", "tests/kernels/test_attend.py::test_b[tiny-2]"]  # fmt: skip
+    cases = [f"tests/kernels/{name}" for name in (
+        "test_rotate.py::test_rotation[tiny-1]", "test_attend.py::test_a[tiny-1]", "test_attend.py::test_a[tiny-2]",
+        "test_attend.py::test_b[tiny-2]",
+    )]  # fmt: skip
     assert group("memcheck", cases) == [[*cases, ENGINE]]
     assert group("racecheck", cases) == [cases[:1], cases[1:3], cases[3:]]

@@ -101,6 +101,7 @@ HOT = Sampling(temperature=4.0, top_p=1.0, seed=0, max_tokens=WORDS)
 NUCLEUS = Sampling(temperature=1.5, top_p=0.8, seed=0, max_tokens=WORDS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sampling", [HOT, NUCLEUS], ids=["hot", "nucleus"])
 def test_replies_are_distributed_as_the_logits_say(machine: Machine, sampling: Sampling) -> None:
     """First tokens, pairs and later pairs of thousands of seeds, drafts off and on, by chi-square."""

@@ -141,11 +141,17 @@ def _experts() -> list[Kernel]:
     ]  # fmt: skip
 
 
+def _attention_bytes(n: Names) -> int:
+    """Eighty unpacked rows, and the largest of sixteen queries, three quarters of scores, and the sums of the heads."""
+    pitch, held = 2 * (n["head_dim"] + 8), 16 if n["heads"] > 8 else 8
+    return 80 * pitch + max(16 * pitch, 3 * 16 * 80 * 4, held * n["head_dim"] * 4)
+
+
 def _caches() -> list[Kernel]:
     return [
         Kernel(
-            "attend_sparse", "attend_sparse", contract.ATTEND_SPARSE, 256,
-            lambda n: (8 * _blocks(n["heads"], 16), n["rows"]), shared_bytes=lambda n: 96 * (n["head_dim"] + 8) * 2,
+            "attend_sparse", "attend_sparse", contract.ATTEND_SPARSE, 512,
+            lambda n: (8 * _blocks(n["heads"], 16), n["rows"]), shared_bytes=_attention_bytes,
         ),
         Kernel(
             "index_queries", "index_queries", contract.INDEX_QUERIES, 256,

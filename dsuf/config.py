@@ -134,6 +134,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SECRET = {"api_keys", "admin_keys"}
+_EXPECTED = re.compile(r"Expected `(\w+)`( [<>]=? [\d.]+| of length)?")
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "array": "a list"}
 _SECRET_TEXTS = {"peer_secret", "redis_url"}
 """Secrets of one text; of a URL the password alone is one."""
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/]*@")
@@ -294,7 +296,7 @@ def _convert(setting: Setting, value: Any, source: str) -> Any:
         return _strip_keys(converted) if setting.name in _SECRET else converted
     except msgspec.ValidationError as error:
         shown = REDACTED if setting.name in _SECRET | _SECRET_TEXTS else repr(value)
-        reason = f"expected one of {', '.join(setting.choices)}" if setting.choices else _lower(str(error))
+        reason = f"expected one of {', '.join(setting.choices)}" if setting.choices else _explain(str(error))
         raise CommandError(f"{setting.name} = {shown} ({source}): {reason}") from error
 
 
@@ -384,6 +386,12 @@ def _toml(value: Any) -> str:
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _lower(text: str) -> str:
-    """`text` as the end of a sentence, without code quotes."""
-    return text[:1].lower() + text[1:].replace("`", "")
+def _explain(text: str) -> str:
+    """What msgspec says of a value, as the end of a sentence and in words for people."""
+    found = _EXPECTED.match(text)
+    if found is None:
+        return text[:1].lower() + text[1:].replace("`", "")
+    kind, bound = found.groups()
+    if bound == " of length":
+        return "expected something that is not empty"
+    return f"expected {_KINDS.get(kind, kind)}{bound or ''}"

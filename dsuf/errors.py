@@ -6,6 +6,7 @@
     │   │   ├── UnsupportedFeature 400  understood, not served (names the feature)
     │   │   └── ContextTooLong    400  prompt, or prompt and max_tokens, over the context
     │   ├── AuthenticationFailed  401
+    │   ├── PermissionDenied      403  a key that is known, but not for this
     │   ├── PathNotFound          404
     │   ├── MethodNotAllowed      405
     │   ├── BodyTimeout           408  the body did not arrive in time
@@ -74,6 +75,13 @@ class AuthenticationFailed(RequestError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class PermissionDenied(RequestError):
+    """The request's key is known, and does not allow this."""
+
+    status = 403
+    type = "permission_error"
 
 
 class PathNotFound(RequestError):

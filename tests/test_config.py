@@ -31,17 +31,20 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({"DSUF_PORT": "70000"}, ["port", "'70000'", "environment", "65535"]),
-        ({"DSUF_PORT": "http"}, ["port", "'http'", "int"]),
+        ({"DSUF_PORT": "70000"}, ["port", "'70000'", "environment", "a whole number <= 65535"]),
+        ({"DSUF_PORT": "http"}, ["port", "'http'", "expected a whole number"]),
+        ({"DSUF_PORT": "1_0"}, ["port", "'1_0'", "expected a whole number"]),
+        ({"DSUF_HOST": ""}, ["host", "''", "not empty"]),
         ({"DSUF_ENGINE": "gpu"}, ["engine", "'gpu'", "auto, reference, scripted, cuda"]),
         ({"DSUF_ROLE": "all"}, ["role", "all", "both, prefill, decode"]),
-        ({"DSUF_DECODE_GAP_S": "0"}, ["decode_gap_s", ">= 0.01"]),
+        ({"DSUF_DECODE_GAP_S": "0"}, ["decode_gap_s", "expected a number >= 0.01"]),
+        ({"DSUF_DECODE_GAP_S": "soon"}, ["decode_gap_s", "expected a number"]),
         ({"DSUF_AUDIT_SHARE": "1.5"}, ["audit_share", "<= 1"]),
         ({"DSUF_ENGINE": "scripted"}, ["script"]),
         ({"DSUF_SCRIPT": "/nowhere.json"}, ["script", "nowhere", "scripted"]),
         ({"DSUF_ENGINE": "scripted", "DSUF_SCRIPT": "/nowhere.json"}, ["script", "no such file"]),
         ({"DSUF_MODEL": "/nowhere"}, ["model", "/nowhere", "no such directory"]),
-        ({"DSUF_CLAMP_MAX_TOKENS": "maybe"}, ["clamp_max_tokens", "'maybe'"]),
+        ({"DSUF_CLAMP_MAX_TOKENS": "maybe"}, ["clamp_max_tokens", "'maybe'", "expected true or false"]),
         ({"DSUF_DRAIN_S": "inf"}, ["drain_s", "finite"]),
         ({"DSUF_STEP_DEADLINE_S": "0"}, ["step_deadline_s", ">= 0.1"]),
         ({"DSUF_KEEPALIVE_S": "0.000001"}, ["keepalive_s", ">= 0.05"]),
@@ -62,6 +65,14 @@ def test_a_wrong_value_is_named(environ: dict[str, str], words: list[str]) -> No
     assert "\n" not in str(refused.value)
     for word in words:
         assert word in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["port = 1.5", "host = 3", "api_keys = 3", "api_keys = [3]", "clamp_max_tokens = 7"])
+def test_what_is_expected_is_said_in_words(text: str, tmp_path: Path) -> None:
+    with pytest.raises(CommandError) as refused:
+        load_settings(toml_path=write(tmp_path, text))
+    assert re.search("expected (a whole number|text|a list|true or false)", str(refused.value))
+    assert not re.search(r"\b(int|str|float|bool|array|null)\b|`", str(refused.value))
 
 
 def test_a_wrong_file_is_named(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ async def guard(
     status = CLIENT_LEFT
     try:
         if access == "admin":
-            authenticate_admin(request.headers, parts.settings.admin_keys, open_to_all=not parts.settings.keys)
+            authenticate_admin(request.headers, parts.settings.admin_keys, parts.settings.keys)
         elif access == "key":
             exchange.tenant = authenticate(request.headers, parts.settings.keys)
         response = await _run(request, handler, dialect)

@@ -1,6 +1,7 @@
 """On which terms a request wants to be computed: how soon among others, and until when."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ TIMEOUT_HEADER = "x-dsuf-timeout-s"
 PRIORITIES = 100
 """A priority is between minus this and this; lower goes first, 0 is what a request has that asks for none."""
 TIMEOUT_LIMIT_S = 86_400.0
+# Python would also read digits of other scripts, and underscores between digits.
+_WHOLE = re.compile(r"[+-]?[0-9]{1,9}")
+_DECIMAL = re.compile(r"\+?([0-9]{1,9}(\.[0-9]{0,18})?|\.[0-9]{1,18})")
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +50,9 @@ def settle_priority(headers: int | None, body: Any, *, trusted: bool) -> int:
 
 def _to_priority(value: Any) -> int:
     """A priority from JSON or from a header."""
-    try:
-        priority = int(value) if isinstance(value, str) else value
-    except ValueError:
-        priority = None
+    priority = value
+    if isinstance(value, str):
+        priority = int(value) if _WHOLE.fullmatch(value) else None
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > PRIORITIES:
         raise InvalidRequest(f"`priority` must be a whole number from -{PRIORITIES} to {PRIORITIES}", param="priority")
     return priority
@@ -57,7 +60,4 @@ def _to_priority(value: Any) -> int:
 
 def _to_number(text: str) -> float:
     """A number from a header; not a number where it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+    return float(text) if _DECIMAL.fullmatch(text) else math.nan

@@ -51,7 +51,7 @@ class Arena:
         self.tree = PrefixTree()
         self.evicted = 0
         self.listeners: list[Listener] = []
-        self._most_spare = 0
+        self._most_off = 0
         self._points: dict[CommitPoint, None] = {}
         self._fillings: set[Filling] = set()
         self._leases: set[Lease] = set()
@@ -75,19 +75,20 @@ class Arena:
             for point in node.points:
                 head = point.head
                 length = usable_tokens(
-                    head.length, head.spare, head.repeats, common=head.common(prompt), prompt=prompt.length, limit=limit
-                )
+                    head.length, head.off_tokens, head.repeats, common=head.common(prompt),
+                    prompt=prompt.length, limit=limit,
+                )  # fmt: skip
                 if best is None or (length, -head.length) > (best.length, -best.point.head.length):
                     best = Match(point, length)
             # Points further up need fewer pages to be of use, so they are no longer than this.
-            if best is not None and best.length >= node.pages * prompt.page_tokens + self._most_spare:
+            if best is not None and best.length >= node.pages * prompt.page_tokens + self._most_off:
                 break
         return best if best is not None and best.length > 0 else None
 
     def find_exact(self, trace: Trace, length: int) -> CommitPoint | None:
         """The commit point with a state that holds the first `length` positions of `trace` and no more."""
         path = self.tree.walk(trace)[: length // trace.page_tokens + 1]
-        lowest = max(0, length - self._most_spare) // trace.page_tokens
+        lowest = max(0, length - self._most_off) // trace.page_tokens
         points = (point for node in path[lowest:] for point in node.points)
         return next((p for p in points if p.head.length == length and p.head.common(trace) >= length), None)
 
@@ -144,7 +145,7 @@ class Arena:
             anchor.points.append(point)
             for listener in self.listeners:
                 listener.keep_point(point)
-        self._most_spare = max(self._most_spare, head.spare, head.repeats)
+        self._most_off = max(self._most_off, head.most_off)
         self._ranking.value(point)
         self._unuse(filling.base)
         return point

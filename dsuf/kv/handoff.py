@@ -100,13 +100,13 @@ def _continues(offer: Offer, trace: Trace, prompt: Trace) -> bool:
 def _follow_point(point: PointHead, prompt: Trace) -> Trace | None:
     """The sequence at whose end `point` is; None where `prompt` has no use of it, or it makes no sense."""
     anchor, after = point.anchor_tokens, point.length - point.anchor_tokens
-    sound = point.stateful and point.spare >= 0 and point.payload_bytes >= 0
+    sound = point.stateful and min(point.spare, point.near) >= 0 and point.payload_bytes >= 0
     sound = sound and 0 <= anchor <= prompt.length and anchor % prompt.page_tokens == 0
     if not sound or after * ID_BYTES != len(point.ids) or _before(anchor, point.spans) != _before(anchor, prompt.spans):
         return None
     trace = branch_trace(prompt, anchor // prompt.page_tokens, point.ids, point.spans)
     common = common_after(anchor, point.ids, trace.spans, prompt)
-    usable = usable_tokens(point.length, point.spare, point.repeats, common=common, prompt=prompt.length)
+    usable = usable_tokens(point.length, point.off_tokens, point.repeats, common=common, prompt=prompt.length)
     return trace if usable > 0 and trace.spans == point.spans else None
 
 

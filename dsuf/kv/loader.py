@@ -85,7 +85,7 @@ class Loader:
         return SessionState(
             fingerprint=self._engine.layout.fingerprint, length=head.length,
             ids=trace.ids[: head.anchor_tokens * ID_BYTES] + head.ids, payload=b"".join(payload), spare=head.spare,
-            repeats=head.repeats,
+            near=head.near, repeats=head.repeats,
         )  # fmt: skip
 
 

@@ -70,12 +70,23 @@ class PointHead(msgspec.Struct, frozen=True, kw_only=True):
     payload_bytes: int = 0
     stateful: bool = False
     spare: int = 0
+    near: int = 0
     repeats: bool = False
+
+    @property
+    def off_tokens(self) -> int:
+        """How many of its last positions any prompt can do without."""
+        return max(self.spare, self.near)
+
+    @property
+    def most_off(self) -> int:
+        """How many of its last positions some prompt can do without."""
+        return max(self.off_tokens, self.repeats)
 
     def common(self, trace: Trace) -> int:
         """How many first positions `trace` shares, which has the first `anchor_tokens` in common; or just those where
         what it shares is too little to be of use."""
-        needed = self.length - max(self.spare, self.repeats) - self.anchor_tokens
+        needed = self.length - self.most_off - self.anchor_tokens
         # Thousands of commit points may hang on a common beginning, and nearly all of them end here.
         if needed > 0 and not trace.ids.startswith(self.ids[: needed * ID_BYTES], self.anchor_tokens * ID_BYTES):
             return self.anchor_tokens
@@ -130,11 +141,11 @@ class CommitPoint:
 
 def make_head(trace: Trace, state: SessionState) -> PointHead:
     """The head of a commit point that keeps `state`, whose tokens and pictures are `trace`."""
-    needed = max(0, state.length - max(state.spare, state.repeats))
+    needed = max(0, state.length - max(state.spare, state.near, state.repeats))
     anchor_tokens = needed - needed % trace.page_tokens
     return PointHead(
         length=state.length, anchor_tokens=anchor_tokens, ids=state.ids[anchor_tokens * ID_BYTES :], spans=trace.spans,
-        payload_bytes=len(state.payload), stateful=True, spare=state.spare, repeats=state.repeats,
+        payload_bytes=len(state.payload), stateful=True, spare=state.spare, near=state.near, repeats=state.repeats,
     )  # fmt: skip
 
 

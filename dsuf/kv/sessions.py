@@ -112,6 +112,11 @@ class Sessions:
         self._metrics.observe_restore(time.monotonic() - started_s)
         return restored
 
+    def state_tokens(self, turn: str) -> int:
+        """How long the state was that `turn` goes on from, before it was cut to what the turn shares; 0 without one."""
+        holding = self._held.get(turn)
+        return 0 if holding is None or holding.point is None else holding.point.head.length
+
     def advance(self, turn: str, length: int) -> None:
         """The first `length` positions of the prompt of `turn` are computed: its whole pages can be shared."""
         holding = self._held.get(turn)
@@ -228,17 +233,19 @@ class Sessions:
     async def _load(self, holding: Holding) -> bool:
         """Whether the turn could take over what was chosen; what failed is withdrawn.
 
-        Raises `TimeoutError`, after which nobody knows what the engine has done.
+        Raises `TimeoutError`, after which nobody knows what the engine has done; but what waited behind a long step is
+        as good as before.
         """
         try:
             await self._loader.load(holding, self._deadline_s)
+        except TimeoutError as error:
+            self._fail(holding.turn.id, error)
+            raise
         except Exception as error:
             self._fail(holding.turn.id, error)
             if isinstance(error, DamagedCache):
                 self._metrics.count_checksum_failure()
             self._discredit(holding, error.page if isinstance(error, DamagedCache) else None)
-            if isinstance(error, TimeoutError):
-                raise
             return False
         if holding.point is not None:
             self.arena.credit(holding.point)

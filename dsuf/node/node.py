@@ -21,6 +21,7 @@ from dsuf.errors import CommandError
 from dsuf.kv.arena import Arena
 from dsuf.kv.blocks import Blocks, map_memory
 from dsuf.kv.sessions import Sessions
+from dsuf.node.allocator import give_back_regularly, share_heap
 from dsuf.node.drain import Signals, drain
 from dsuf.node.engines import Model, find_directory, foresee_facts, load_engine, open_model, warm_up
 from dsuf.node.fleet import FleetNode, open_fleet
@@ -46,6 +47,7 @@ _ALONE = {
 
 def serve(settings: Settings) -> int:
     """Serve until a signal comes; returns the exit code. Raises `CommandError` or `CheckpointError` from the start."""
+    share_heap()
     limit_threads(settings.threads)
     with bind(settings.host, settings.port) as listener:
         startup = Startup()
@@ -100,6 +102,7 @@ class Node:
         self._runner: ApiRunner | None = None
         self._server: asyncio.AbstractServer | None = None
         self._sampling: asyncio.Task[None] | None = None
+        self._tidying: asyncio.Task[None] | None = None
         self._scheduling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -114,6 +117,7 @@ class Node:
         self._loading = False
         await self._warm_up(self.engine, model)
         self._sampling = asyncio.create_task(self.pulse.lag.run())
+        self._tidying = asyncio.create_task(give_back_regularly())
         await self._schedule(self.engine)
         # What exists now lives as long as the process: collections need not walk through it, which takes milliseconds.
         gc.collect()
@@ -149,6 +153,7 @@ class Node:
         if self._runner is not None:
             await self._runner.cleanup()
         await _cancel(self._sampling)
+        await _cancel(self._tidying)
         if (lag := self.pulse.lag.summarise()).samples:
             log_event("stopped", lag_p50_s=lag.p50_s, lag_p99_s=lag.p99_s, lag_max_s=lag.max_s)
         return await self._close_engine()

@@ -27,6 +27,8 @@ from dsuf.types import CacheLayout, EngineFacts, Finish, PrefillRange, SessionSt
 LAYOUT = "reference-3"
 """Names the arrangement of pages and states; part of their fingerprint."""
 
+_NEAR = 16
+"""A state behind a replay can do without so small a part of the window."""
 _ID = np.dtype("<i8")
 _T = TypeVar("_T")
 
@@ -159,7 +161,7 @@ class ReferenceEngine:
             return None
         return SessionState(
             fingerprint=self.layout.fingerprint, length=cache.length, ids=cache.ids.astype(_ID).tobytes(),
-            payload=cache.read_state(), spare=cache.spare, repeats=cache.slack > 0,
+            payload=cache.read_state(), spare=cache.spare, near=self._near(cache), repeats=cache.slack > 0,
         )  # fmt: skip
 
     def take_over(self, attached: _Attached, length: int, state: SessionState | None) -> int:
@@ -195,9 +197,16 @@ class ReferenceEngine:
             raise CheckpointError(f"a state of {state.length} positions is of another prompt than the first {length}")
         cache.load_state(ids, state.payload)
         repeats = state.length == len(prompt) and cache.slack > 0
-        if state.length - length > max(cache.spare, int(repeats)):
+        if state.length - length > max(cache.spare, self._near(cache), int(repeats)):
             raise CheckpointError(f"a state of {state.length} positions cannot be cut to {length}")
         cache.truncate(length)
+
+    def _near(self, cache: SequenceCache) -> int:
+        """How many of the last positions a prompt may leave off that goes on with replayed windows in any case.
+
+        Its first rows then find so many less in the windows, hence few.
+        """
+        return min(cache.slack, -(-self.layout.replay_tokens // _NEAR))
 
     def counters(self) -> Mapping[str, int]:
         """Attached turns, and the bytes that are theirs beside those of pages."""

@@ -21,6 +21,8 @@ from dsuf.sched.ticket import TurnTicket
 from dsuf.types import Turn
 
 _LOOK_AGAIN_S = 1.0  # in case that room came without a word
+_FILLS = 3
+"""A turn whose cache could not be filled so often, each time within a deadline, computes all of its prompt."""
 
 
 class Admission:
@@ -81,8 +83,10 @@ class Admission:
         await self._give_way()
         if not self._queue.holds(turn):
             return True
+        ticket = self._reception.tickets[turn.id]
         try:
-            pages = await self._sessions.admit(turn, peer_from=self._reception.tickets[turn.id].peer_from)
+            limit = 0 if ticket.unfilled >= _FILLS else None
+            pages = await self._sessions.admit(turn, limit=limit, peer_from=ticket.peer_from)
         except RequestError as error:
             self._fail_queued(turn, error)
             return True

@@ -23,11 +23,13 @@ SETTLE_S = 0.05  # an engine that was idle for so long is idle
 
 
 class Case(msgspec.Struct):
-    """A turn to compute again: its tokens with drafts, where it began to compute, and how often it was tried."""
+    """A turn to compute again: its tokens with drafts, where it began to compute and behind how long a state, and how
+    often it was tried."""
 
     turn: Turn
     ids: list[int]
     start: int
+    state_tokens: int
     attempts: int = 0
 
 
@@ -64,7 +66,7 @@ class Auditor:
         if len(self._backlog) >= BACKLOG:
             self._metrics.count_audit("skipped")
             return
-        self._backlog.append(Case(ticket.turn, list(ticket.ids), ticket.source.cached_tokens))
+        self._backlog.append(Case(ticket.turn, list(ticket.ids), ticket.source.cached_tokens, ticket.state_tokens))
 
     def poke(self) -> None:
         """The engine may be idle now."""
@@ -121,7 +123,7 @@ class Auditor:
                 return None
             try:
                 self._engine.attach(turn, pages)
-                return await self._run_alone(turn, case.start)
+                return await self._run_alone(turn, case)
             except Exception as error:
                 if not isinstance(error, _GivenUp):
                     self._sessions.blame(turn.id)
@@ -132,10 +134,10 @@ class Auditor:
         finally:
             self._free.set()
 
-    async def _run_alone(self, turn: Turn, start: int) -> list[int] | None:
+    async def _run_alone(self, turn: Turn, case: Case) -> list[int] | None:
         """Compute the attached `turn` to its end, a step at a time."""
-        restored = await self._sessions.restore(turn)
-        if restored is None or restored.start != start:
+        restored, start = await self._sessions.restore(turn), case.start
+        if restored is None or (restored.start, self._sessions.state_tokens(turn.id)) != (start, case.state_tokens):
             return None
         prompt, ids = len(turn.prompt.ids), list[int]()
         result: StepResult | None = None

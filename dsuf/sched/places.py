@@ -88,6 +88,7 @@ class Places:
         finally:
             self._end_filling(held)
         if restored is None:
+            held.ticket.unfilled += 1
             held.leaving = held.leaving or "unusable"
             return
         held.launched_tokens = held.done_tokens = held.kept_tokens = restored.start
@@ -96,7 +97,8 @@ class Places:
                 device_tokens=restored.device_tokens,
                 host_tokens=restored.host_tokens,
                 peer_tokens=restored.peer_tokens,
-            )
+            ),
+            self._sessions.state_tokens(held.turn.id),
         )
         held.ready = True
 

@@ -32,6 +32,8 @@ class TurnTicket:
         self.failed = False
         self.drafted_tokens = 0
         self.was_put_back = False
+        self.unfilled = 0  # how often its cache could not be filled
+        self.state_tokens = 0  # of the state that it first went on from
         self.peer_from: int | None = None  # where what another node computed of the prompt begins
         self.for_peer = False  # whether another node waits for the prompt
         self.timers: list[asyncio.TimerHandle] = []
@@ -77,11 +79,11 @@ class TurnTicket:
         self.stage = "queued"
         self.was_put_back = True
 
-    def take_over(self, source: Usage) -> None:
-        """The engine got some positions of the prompt from a cache; what the first stay says is what the client is
-        told."""
+    def take_over(self, source: Usage, state_tokens: int = 0) -> None:
+        """The engine got some positions of the prompt from a cache, behind a state of `state_tokens`; what the first
+        stay says is what the client is told."""
         if self._prompt_usage is None:
-            self._prompt_usage = source
+            self._prompt_usage, self.state_tokens = source, state_tokens
             self.prefilled_tokens = source.cached_tokens
 
     def feed(self, result: StepResult) -> None:

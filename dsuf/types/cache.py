@@ -35,8 +35,9 @@ class SessionState(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn needs, beside its pages, to go on after `length` positions as if it had computed them itself.
 
     `ids` holds the token ids of the positions, 8 bytes each, little-endian. Up to `spare` of the last positions may be
-    left off and the result is still a state that the session went through. Where `repeats` is set, a prompt that ends
-    at `length` exactly may leave off its last position, whatever `spare` says.
+    left off and the result is still a state that the session went through. Up to `near` of them, where that is more,
+    leave one in which windows begin where those of the session do: as near to a cold run as a replayed window is. Where
+    `repeats` is set, a prompt that ends at `length` exactly may leave off its last position, whatever `spare` says.
     """
 
     fingerprint: str
@@ -44,6 +45,7 @@ class SessionState(msgspec.Struct, frozen=True, kw_only=True):
     ids: bytes
     payload: bytes
     spare: int = 0
+    near: int = 0
     repeats: bool = False
 
 

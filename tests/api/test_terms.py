@@ -39,10 +39,15 @@ async def test_priority_in_body_or_header_and_timeout(rig: Rig, path: str, prior
         ({"priority": [1]}, {}, "whole number"),
         ({}, {"x-dsuf-priority": ""}, "whole number"),
         ({}, {"x-dsuf-priority": "1e2"}, "whole number"),
+        ({}, {"x-dsuf-priority": "1_0"}, "whole number"),
+        ({"priority": "1_0"}, {}, "whole number"),
         ({}, {"x-dsuf-timeout-s": "0"}, "number of seconds"),
         ({}, {"x-dsuf-timeout-s": "nan"}, "number of seconds"),
         ({}, {"x-dsuf-timeout-s": "inf"}, "number of seconds"),
         ({}, {"x-dsuf-timeout-s": "soon"}, "number of seconds"),
+        ({}, {"x-dsuf-timeout-s": "1_0"}, "number of seconds"),
+        ({}, {"x-dsuf-timeout-s": "-1"}, "number of seconds"),
+        ({}, {"x-dsuf-timeout-s": "."}, "number of seconds"),
     ],
 )
 async def test_what_makes_no_sense_is_refused(
@@ -86,8 +91,11 @@ async def test_a_turn_over_its_deadline_is_told_as_such(rig: Rig) -> None:
     ("settings", "key", "status"),
     [
         ({}, "", 200),
-        ({"keys": ("sk-one",)}, "sk-one", 401),
-        ({"keys": ("sk-one",), "admin_keys": ("sk-root",)}, "sk-one", 401),
+        ({"keys": ("sk-one",)}, "sk-one", 403),
+        ({"keys": ("sk-one",)}, "", 401),
+        ({"keys": ("sk-one",), "admin_keys": ("sk-root",)}, "sk-one", 403),
+        ({"keys": ("sk-one",), "admin_keys": ("sk-root",)}, "sk-two", 401),
+        ({"keys": ("sk-one",), "admin_keys": ("sk-root",)}, "", 401),
         ({"keys": ("sk-one",), "admin_keys": ("sk-root",)}, "sk-root", 200),
         ({"admin_keys": ("sk-root",)}, "", 401),
         ({"admin_keys": ("sk-root",)}, "sk-root", 200),
@@ -100,5 +108,8 @@ async def test_who_may_drop_the_prefix_cache(
         response = await rig.post(path, b"", **({"authorization": f"Bearer {key}"} if key else {}))
         assert response.status == status
         assert rig.status.flushed == (status == 200)
+        answer = json.loads(await response.read())
         if status == 200:
-            assert json.loads(await response.read()) == {"flushed": 7}
+            assert answer == {"flushed": 7}
+        else:
+            assert answer["error"]["type"] == {401: "authentication_error", 403: "permission_error"}[status]

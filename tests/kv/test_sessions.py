@@ -231,6 +231,7 @@ async def test_a_turn_that_left_while_it_was_admitted_leaves_nothing() -> None:
 async def test_what_cannot_be_taken_over_is_withdrawn_and_the_turn_goes_on(
     replay: int, method: str, fault: str
 ) -> None:
+    """What only comes late is not: whatever held the engine up says nothing about it."""
     rig = Rig(replay_tokens=replay, deadline_s=0.2)
     await run(rig, "a", ids(20))
     rig.sessions.pool.forget_all()
@@ -249,8 +250,8 @@ async def test_what_cannot_be_taken_over_is_withdrawn_and_the_turn_goes_on(
     done = await rig.run(turn)
     assert done.ids == rig.engine.cold_tokens(turn)
     assert not faults
-    withdrawn = rig.count("withdrawn_total")
-    assert withdrawn == 1 or (fault == "hangs" and withdrawn > 1), "it is tried again while the engine still hangs"
+    assert rig.count("withdrawn_total") == (fault == "raises")
+    assert fault == "raises" or done.restored.start == 19, "it is tried again while the engine still hangs"
     assert rig.count('lookups_total{result="failed"}') >= 1
     await rig.engine.read_pages([], [])
     assert (await run(rig, "c", ids(20))).restored.start == 19

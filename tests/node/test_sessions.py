@@ -49,6 +49,19 @@ def converse(server: Process) -> tuple[list[str], list[dict[str, int]], list[int
     return list(replies), list(details), list(lengths)
 
 
+def test_dropped_thinking_costs_only_itself() -> None:
+    """The library leaves the thinking of earlier turns out of a prompt, so that it parts from the one before in the
+    very last token of that. In the default mode too all before is taken over."""
+    thinking = {"thinking": {"type": "enabled"}, "seed": 7}
+    with serving() as server:
+        messages = [{"role": "user", "content": QUESTION}]
+        text, _, length = ask(server, messages, **thinking)
+        wait_idle(server)
+        messages += [{"role": "assistant", "content": text or "No."}, {"role": "user", "content": "Why?"}]
+        _, details, _ = ask(server, messages, **thinking)
+    assert details["cached_tokens"] == length - 1
+
+
 def test_a_conversation_computes_only_what_is_new() -> None:
     options = ("--prefill", "exact", "--prefill-chunk-tokens", "64")
     with serving(*options, "--cache-bytes", "0") as server:

@@ -4,6 +4,7 @@ much of a prompt is taken over.
 Oracles make the same replays by other means, see tests/reference.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -39,7 +40,7 @@ def run(
 
     async def main() -> Any:
         engine = WatchedReference(oracle.model, oracle.drafter if drafts else None, 24, max_turns, "replay")
-        async with serving(engine, drafts=drafts, chunk_tokens=chunk_tokens) as node:
+        async with serving(engine, drafts=drafts, chunk_tokens=chunk_tokens, audit_share=1.0) as node:
             return await scenario(node)
 
     return run_virtually(main)
@@ -96,6 +97,49 @@ def test_a_hit_between_commit_points_is_a_run_with_windows_cut_there(
     with capsys.disabled():
         print(f"\nof 64 tokens behind a replayed window {_count_same(tokens, cold)} are those of a cold replayed run, "
               f"{_count_same(tokens, exact)} those of a cold exact one (random weights)")  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ["device", "host"])
+@pytest.mark.parametrize(("chunk", "drafts"), [(50, 0), (7, 5), pytest.param(400, 0, marks=FULL)])
+def test_a_prompt_that_ends_otherwise_goes_on_from_the_end_of_the_one_before(
+    oracle: Oracle, model: Model, chunk: int, drafts: int, source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where a client drops the thinking of earlier turns: all that is shared is reused, windows begin as they did.
+    An audit begins there too."""
+    following = [*PROMPT[:69], *TEXT[200:230]]
+
+    async def scenario(node: Node) -> list[int]:
+        await node.run(say("a", PROMPT[:70], 10))
+        await (node.forget_device() if source == "host" else node.rest())
+        reply = await node.run(say("b", following, 64))
+        assert reply.usage.cached_tokens == 69
+        if drafts:
+            await asyncio.sleep(10)
+            assert node.read_metric('dsuf_speculation_audits_total{result="same"}') == 2
+        return reply.tokens
+
+    tokens = run(oracle, scenario, drafts=drafts, chunk_tokens=chunk)
+    cache = model.new_cache()
+    model.prefill_replay(cache, PROMPT[:70], last=True)
+    cache.truncate(69)
+    output = model.prefill_replay(cache, np.array(following[69:]), last=True)
+    assert output is not None
+    assert tokens == continue_greedily(model, cache, model.logits(output, slice(-1, None))[0])
+    exact = oracle.run(say("exact", following, 64)).tokens
+    with capsys.disabled():
+        print(f"\nof 64 tokens behind a prompt that ended otherwise {_count_same(tokens, exact)} are those of a cold "
+              "exact run (random weights)")  # fmt: skip
+
+
+def test_more_than_the_end_of_a_prompt_is_not_cut_from_its_state(oracle: Oracle) -> None:
+    """Windows would begin too late."""
+
+    async def scenario(node: Node) -> None:
+        await node.run(say("a", PROMPT[:70], 10))
+        await node.rest()
+        assert (await node.run(say("b", [*PROMPT[:68], *TEXT[200:230]], 2))).usage.cached_tokens == 0
+
+    run(oracle, scenario)
 
 
 def _count_same(a: list[int], b: list[int]) -> int:

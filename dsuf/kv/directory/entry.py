@@ -23,7 +23,8 @@ class PointEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A state at `length` that stands on the whole pages of the chain digest `anchor`.
 
     A prompt has no use of it unless it shares the next `rest_tokens` tokens, and the pictures that begin in them:
-    `rest` is their digest; `whole` is that of all up to `length`. `spare` and `repeats` are those of the state.
+    `rest` is their digest; `whole` is that of all up to `length`. `spare` says how many of the last positions any
+    prompt can do without, `repeats` is that of the state.
     """
 
     anchor: bytes
@@ -49,12 +50,12 @@ def describe_page(page: HostPage) -> bytes:
 def describe_point(point: CommitPoint) -> bytes:
     """The entry of a commit point with a state."""
     head, anchor = point.head, point.anchor.digest
-    rest_tokens = max(0, head.length - head.spare - head.anchor_tokens)
+    rest_tokens = max(0, head.length - head.off_tokens - head.anchor_tokens)
     start, tokens = head.anchor_tokens, head.length - head.anchor_tokens
     return PointEntry(
         anchor=anchor, rest=_digest_rest(anchor, head.ids, head.spans, start, rest_tokens),
         whole=_digest_rest(anchor, head.ids, head.spans, start, tokens), rest_tokens=rest_tokens, length=head.length,
-        spare=head.spare, repeats=head.repeats,
+        spare=head.off_tokens, repeats=head.repeats,
     ).encode()  # fmt: skip
 
 

@@ -39,8 +39,8 @@ def is_free(port: int) -> bool:
 
 
 class Chat:
-    """A conversation. `details` tells where the prompt tokens of its turns came from. `recomputed_tokens` are those that
-    were computed although the turn before had left them behind somewhere, `held_tokens` all that were left behind so.
+    """A conversation. `details` tells where the prompt tokens of its turns came from. `held_tokens` are those that the
+    turn before had left behind somewhere, `recomputed_tokens` those of them that were computed all the same.
     """
 
     def __init__(self, session: aiohttp.ClientSession, opening: str, **fields: Any) -> None:

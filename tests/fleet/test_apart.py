@@ -1,4 +1,4 @@
-"""Two nodes compute prompts, two others answer: tokens as from one node, pulls beside later chunks, deaths on the way."""
+"""Two nodes compute prompts, two others answer: tokens as from one node, pulls beside later chunks, who dies where."""
 
 import asyncio
 import json

@@ -99,7 +99,7 @@ def open_adapter(
     find: Callable[[str], Device] = VerbsDevice,
 ) -> Adapter | None:  # fmt: skip
     """The RDMA port with the address of `host`, and `memory` registered with it; None where TCP is to be used, which is
-    logged with its reason. All of `memory` is written on the way, so it must not be in use; takes 0.1 to 0.5 s a GB.
+    logged with its reason. All of `memory` is written on the way, so it must not be in use, and it takes a while.
 
     Raises `CommandError` where RDMA is wanted and cannot be had.
     """

@@ -105,18 +105,34 @@ def stream_cases(rows: int) -> Iterator[Case]:
         rows * dim * 3,
     )
     yield Case(
-        "rotate_rows",
-        "queries",
-        lambda: {"x": bf16(rows, N["heads"], N["head_dim"])},
+        "expand_collapse",
+        "",
+        lambda: {"streams": bf16(rows, s, dim)},
+        live
+        | quantised
+        | {"branch": bf16(rows, dim), "post": mixes["post"], "comb": mixes["comb"], "out": bf16(rows, s, dim)}
+        | {"pre": mixes["pre"], "weight": bf16(dim)},
+        rows * dim * (4 * s + 5),
+    )
+    latents, width = N["q_lora"], N["head_dim"]
+    yield Case(
+        "norm_latents",
+        "",
+        lambda: {"latent": bf16(rows, latents), "key": bf16(rows, width)},
         live
         | {
-            "positions": cupy.arange(rows),
-            "frequencies": f32(N["rope_dim"] // 2),
-            "heads": N["heads"],
-            "width": N["head_dim"],
-            "inverse": 0,
+            "weight": bf16(latents),
+            "query": bf16(rows, latents),
+            "codes": u8(rows, latents),
+            "scales": u8(rows, latents // 32),
+            "key_weight": bf16(width),
+            "turned": None,
+            "packed": u8(rows, width * 33 // 32),
+            "place": cupy.arange(rows),
+            "angles": f32(rows, N["rope_dim"]),
+            "row_bytes": width * 33 // 32,
         },
-        rows * N["heads"] * N["rope_dim"] * 4,
+        rows * (5 * latents + 3 * width),
     )
 
 
@@ -170,8 +186,8 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
     }
     logits, bias = f32(rows, experts), f32(experts) * 0.01
     sizes = {"picks": picks, "experts": experts}
-    kernels.launch("route_experts", **live, **sizes, **routed, logits=logits, bias=bias)
-    kernels.launch("group_experts", **grouped, **sizes, chosen=routed["chosen"], rows=rows)
+    arrived = i32([0])
+    kernels.launch("route_experts", **live, **sizes, **routed, **grouped, arrived=arrived, logits=logits, bias=bias)
     used = int(grouped["used"][0])
     slots = min(experts, pairs)
     note = f"{used} of {experts} experts"
@@ -179,7 +195,7 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
         "route_experts",
         "",
         lambda: {"bias": bias.copy()},
-        live | sizes | routed | {"logits": logits},
+        live | sizes | routed | grouped | {"logits": logits, "arrived": arrived},
         4 * rows * experts,
     )
     yield Case("group_experts", "", lambda: {"chosen": routed["chosen"]}, sizes | grouped | {"rows": rows}, 8 * pairs)
@@ -242,6 +258,7 @@ def cache_cases(rows: int, context_tokens: int) -> Iterator[Case]:
             "q": bf16(rows, N["heads"], dim),
             "fresh": None,
             "sink": f32(N["heads"]),
+            "angles": f32(rows, N["rope_dim"]),
             "out": bf16(rows, N["heads"], dim),
             "slots": i32(cupy.tile(cupy.arange(window), (rows, 1))),
             "selected": i32(cupy.sort(cupy.random.randint(0, entries, (rows, topk)), axis=1)),

@@ -97,7 +97,10 @@ set_up() {
   [ "$1" = base ] || lock=$root/requirements-$1.lock
   python=$venv/bin/python
   digest=$(sha256sum <"$lock")
-  if is_stamped "$1" "$digest"; then return; fi
+  if is_stamped "$1" "$digest"; then
+    link_pyverbs
+    return
+  fi
 
   found=$(find_python)
   mkdir -p "$root/.cache"
@@ -110,7 +113,21 @@ set_up() {
     # The other locks hold every base package at the same version.
     [ "$1" = base ] || sha256sum <"$root/requirements.lock" >"$venv/.stamp-base"
   fi
+  link_pyverbs
   exec 9>&-
+}
+
+# RDMA: pyverbs comes from the system (python3-pyverbs), never from an index, and fits the interpreter that it was built
+# for. All else of the system's packages stays out of sight.
+link_pyverbs() {
+  local system=${DSUF_SYSTEM_PACKAGES:-/usr/lib/python3/dist-packages}/pyverbs site
+  for site in "$venv"/lib/python3.*/site-packages; do
+    if [ -L "$site/pyverbs" ] && [ ! -e "$site/pyverbs" ]; then rm "$site/pyverbs"; fi
+    local version=${site#*/lib/python3.}
+    if [ ! -e "$site/pyverbs" ] && compgen -G "$system/device.cpython-3${version%%/*}-*.so" >/dev/null; then
+      ln -sfn "$system" "$site/pyverbs"
+    fi
+  done
 }
 
 is_stamped() { # is_stamped NAME DIGEST; the interpreter is tried too: an upgrade of the system can change it beneath us

@@ -25,6 +25,8 @@ import numpy as np
 
 from dsuf.config import Settings
 from dsuf.cuda.machine import find_lack
+from dsuf.errors import DeviceError
+from dsuf.kv.transport.adapter import check_memlock
 
 PROBE_TIMEOUT_S = 10.0
 REDIS_ADDRESS = ("127.0.0.1", 6379)
@@ -142,6 +144,10 @@ def probe_rdma() -> Finding:
     devices = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     binding = importlib.util.find_spec("pyverbs") is not None
     if devices and binding:
+        try:
+            check_memlock(Settings().cache_bytes)
+        except DeviceError as error:
+            return Finding("note", f"{', '.join(devices)}; {error}", "cache pulls by RDMA; TCP does the same, slower")
         return Finding("ok", ", ".join(devices))
     lacks = [] if devices else ["no RDMA device"]
     lacks += [] if binding else ["no pyverbs (Debian, Ubuntu: python3-pyverbs)"]

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -141,3 +142,24 @@ def test_no_setup_uses_the_given_python(checkout: Path, tmp_path: Path) -> None:
     given = place_python(tmp_path / "given", 'echo "given $*"')
     assert finish(start(checkout, "x", DSUF_PYTHON=str(given), DSUF_NO_SETUP="1")) == (0, "given -m dsuf x\n", "")
     assert not (checkout / ".venv").exists()
+
+
+def test_pyverbs_of_the_system_is_seen_where_it_fits(checkout: Path, tmp_path: Path) -> None:
+    """By a link to it alone; one that leads nowhere any more goes."""
+    system, other = tmp_path / "system", tmp_path / "other"
+    tag = f"{sys.version_info.major}{sys.version_info.minor}"
+    for folder, built in ((system, tag), (other, "27")):
+        (folder / "pyverbs").mkdir(parents=True)
+        (folder / "pyverbs" / f"device.cpython-{built}-x86_64-linux-gnu.so").touch()
+        (folder / "numpy").mkdir()
+    link = checkout / f".venv/lib/python3.{sys.version_info.minor}/site-packages/pyverbs"
+    python = {"DSUF_PYTHON": sys.executable}
+
+    assert finish(start(checkout, DSUF_SYSTEM_PACKAGES=str(other), **python))[0] == 0
+    assert not link.is_symlink()
+    assert finish(start(checkout, DSUF_SYSTEM_PACKAGES=str(system), **python))[0] == 0
+    assert link.resolve() == system / "pyverbs"
+    assert not (link.parent / "numpy").exists()
+    shutil.rmtree(system)
+    assert finish(start(checkout, DSUF_SYSTEM_PACKAGES=str(system), **python))[0] == 0
+    assert not link.is_symlink()

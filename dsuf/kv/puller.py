@@ -58,22 +58,25 @@ class Puller:
 
     async def _try_all(self, turn: Turn, here: int, pulls: tuple[Pull, ...]) -> int | None:
         """Ask one after the other, until one gave what it promised or the time is over."""
-        ends_s = time.monotonic() + pulls[0].budget_s
+        began_s, budget_s = time.monotonic(), pulls[0].budget_s
+        ends_s = began_s + budget_s
         starts = []
         for pull in pulls:
             left_s = min(pull.budget_s, ends_s - time.monotonic())
             taker = self._peers.taker(pull.member)
             if taker is None or left_s <= 0:
                 continue
-            began_s = time.monotonic()
+            asked_s = time.monotonic()
             start = await taker.take(turn, compute=False, budget_s=left_s)
             if start is None:
                 continue
             starts.append(start)
             now = (await self._sessions.foresee(turn))[1]
-            self._learn(pull, now - here, time.monotonic() - began_s)
+            self._learn(pull, now - here, time.monotonic() - asked_s)
             if now >= here + pull.tokens:
                 break
+        took_s = time.monotonic() - began_s
+        log_event("prompt asked of peers", level="debug", turn=turn.id, budget_s=budget_s, seconds=took_s, here=here)
         return min(starts, default=None)
 
     def _learn(self, pull: Pull, tokens: int, seconds: float) -> None:

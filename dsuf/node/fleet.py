@@ -71,7 +71,8 @@ class FleetNode:
         self._scheduler, settings = scheduler, self._settings
         giver = LocalGiver(self._sessions, scheduler.prepare)
         self._server = PeerServer(
-            self._me, giver, self._terms, self._credentials, fabric=self._fabric, invited=self._accept
+            self._me, giver, self._terms, self._credentials, fabric=self._fabric, invited=self._accept,
+            on_sent=self._metrics.fleet.count_served,
         )  # fmt: skip
         try:
             port = await self._server.listen(settings.control_host, settings.control_port)

@@ -1,5 +1,6 @@
 """Whether the node is alive and ready, judged by what makes progress and not by what claims to."""
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 
@@ -85,6 +86,7 @@ class Pulse:
             "engine": dict(self._engine.counters()) if self._engine else {},
             "session_cache": dict(self._sessions.counters()) if self._sessions else {},
             "fleet": dict(self._fleet()) if self._fleet else {},
+            "tasks": len(asyncio.all_tasks()),
             "loop_lag": msgspec.to_builtins(self.lag.summarise()),
         }
 

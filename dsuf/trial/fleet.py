@@ -45,17 +45,19 @@ backend nodes
 
 class TrialFleet:
     """`count` nodes behind a balancer on `port`, the first `prefill` of them for prompts alone. Settings of all
-    nodes come from the environment and `flags`; what they print is in `folder`.
+    nodes come from the environment and `flags`, those of node `number` alone from `own_flags`; what they print is in
+    `folder`.
     """
 
     def __init__(
-        self, count: int, folder: Path, *, port: int = 8000, prefill: int = 0, flags: Sequence[str] = ()
+        self, count: int, folder: Path, *, port: int = 8000, prefill: int = 0, flags: Sequence[str] = (),
+        own_flags: Callable[[int], Sequence[str]] = lambda number: (),
     ) -> None:  # fmt: skip
         self.folder, self.port, self.prefill = folder, port, prefill
         redis, balancer = find_program("redis-server"), find_program("haproxy")
         self.redis_port = port + 2 * CONTROL_ABOVE
         self.secret = secrets.token_hex(16)
-        self.nodes = [self._node(number, flags, count) for number in range(1, count + 1)]
+        self.nodes = [self._node(number, (*flags, *own_flags(number)), count) for number in range(1, count + 1)]
         listen = ["--bind", HOST, "--port", str(self.redis_port), "--dir", str(folder)]
         self.redis = Program("redis", [redis, *listen, "--save", "", "--appendonly", "no"], folder)
         config = folder / "haproxy.cfg"

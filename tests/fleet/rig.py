@@ -10,13 +10,19 @@ from typing import Any
 import aiohttp
 
 NO_THINKING = {"type": "disabled"}
+WORDS = ("river", "stone", "window", "paper", "candle", "garden", "silver", "engine")
 TOTALS = ("device_tokens", "host_tokens", "peer_tokens", "computed_tokens")
+
+
+def opening(number: int, words: int) -> str:
+    """What a conversation begins with, so long that caches matter."""
+    return f"Note {number}. " + " ".join(WORDS[(number + i * (number + 3)) % len(WORDS)] for i in range(words))
 
 
 def find_ports() -> int:
     """A base port whose neighbours, as a fleet uses them, are free; below those that the system gives away."""
     for base in random.sample(range(10_000, 32_000, 500), 40):
-        if all(is_free(base + above) for start in (0, 100, 200) for above in range(start, start + 8)):
+        if all(is_free(base + above) for start in (0, 100, 200, 300) for above in range(start, start + 8)):
             return base
     raise AssertionError("no room for a fleet's ports")
 
@@ -91,3 +97,9 @@ async def wait_known(url: str, within_s: float = 30.0) -> None:
                 if (await reply.json())["node"]["fleet"]["directory"]["entries"]:
                     return
             await asyncio.sleep(0.1)
+
+
+async def read_ready(url: str) -> str:
+    """Status and text of what the node at `url` says about being ready."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as reply:
+        return f"{reply.status} {await reply.text()}"

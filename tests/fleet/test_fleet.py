@@ -7,15 +7,9 @@ import aiohttp
 import pytest
 
 from tests.fleet.conftest import Start
-from tests.fleet.rig import Chat, add_up, wait_known, wait_settled
+from tests.fleet.rig import Chat, add_up, opening, wait_known, wait_settled
 
 pytestmark = [pytest.mark.needs_redis, pytest.mark.timeout(400)]
-WORDS = ("river", "stone", "window", "paper", "candle", "garden", "silver", "engine")
-
-
-def opening(number: int, words: int) -> str:
-    """What a conversation begins with, so long that caches matter."""
-    return f"Note {number}. " + " ".join(WORDS[(number + i * (number + 3)) % len(WORDS)] for i in range(words))
 
 
 async def test_turns_of_a_conversation_on_every_node_in_turn(start: Start) -> None:

@@ -4,12 +4,14 @@ python3 -m tests.rdma.owner     # starts that process, again whenever it is kill
 """
 
 import asyncio
+import contextlib
+import inspect
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,8 +23,8 @@ from dsuf.kv.transport.adapter import Adapter
 from dsuf.kv.transport.queue_pair import QueuePairEnd
 from dsuf.kv.transport.rdma import RdmaFabric
 from dsuf.kv.transport.verbs import VerbsDevice
+from tests.rdma.report import DONE
 
-EXCHANGE = Path("/exchange")
 PORT = 7077
 VerbsDevice.ack_timeout = 16  # an emulated processor, with others beside it, is slow to answer
 BLOCK = 64 << 10
@@ -33,6 +35,12 @@ def write_blocks(blocks: Blocks, seed: int) -> None:
     """A pattern of its own in each block."""
     for block in range(blocks.count):
         blocks.view(block)[:] = (seed * 1_000_003 + block).to_bytes(8, "little") * (BLOCK // 8)
+
+
+def freeze(seconds: float) -> None:
+    """Stop this process for so long."""
+    subprocess.Popen(["bash", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class Owner:
@@ -76,9 +84,7 @@ class Owner:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def freeze(self, seconds: float) -> None:
-        waker = f"import os, signal, time; time.sleep({seconds}); os.kill({os.getpid()}, signal.SIGCONT)"
-        subprocess.Popen([sys.executable, "-c", waker])
-        os.kill(os.getpid(), signal.SIGSTOP)
+        freeze(seconds)
 
     def cut_link(self, seconds: float) -> None:
         """Lose everything for so long, once the answer has left."""
@@ -91,16 +97,17 @@ class Owner:
         self.adapter.close()
 
 
-async def serve() -> None:
-    """One connection after the other, each with an arena of its own; a request is its name and what it takes."""
+async def serve(make: Callable[[], Any], port: int) -> None:
+    """What each connection asks of an object of its own; a request is its number, its name, and what it takes."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        owner = Owner()
+        owner = make()
         try:
             while head := await reader.read(4):
                 number, name, arguments = msgspec.msgpack.decode(await reader.readexactly(int.from_bytes(head, "big")))
                 try:
-                    reply = [number, True, getattr(owner, name)(*arguments)]
+                    answer = getattr(owner, name)(*arguments)
+                    reply = [number, True, await answer if inspect.isawaitable(answer) else answer]
                 except DsufError as error:
                     reply = [number, False, str(error)]
                 body = msgspec.msgpack.encode(reply)
@@ -108,11 +115,13 @@ async def serve() -> None:
         except ConnectionError:
             pass
         finally:
-            owner.close()
+            ended = owner.close()
+            if inspect.isawaitable(ended):
+                await ended
             writer.close()
 
-    server = await asyncio.start_server(answer, os.environ["DSUF_ADDRESS"], PORT)
-    while not (EXCHANGE / "done").exists():  # noqa: ASYNC110 - a shared folder has no event
+    server = await asyncio.start_server(answer, os.environ["DSUF_ADDRESS"], port)
+    while not DONE.exists():  # noqa: ASYNC110 - a shared folder has no event
         await asyncio.sleep(0.2)
     server.close()
 
@@ -121,14 +130,14 @@ class Control:
     """A connection to an owner, as the other node has one."""
 
     @classmethod
-    async def open(cls, address: str) -> "Control":
+    async def open(cls, address: str, port: int = PORT) -> "Control":
         """Waits until the owner is there."""
         control = cls()
         control.numbers = count(1)
         async with asyncio.timeout(60):
             while True:
                 try:
-                    control.reader, control.writer = await asyncio.open_connection(address, PORT)
+                    control.reader, control.writer = await asyncio.open_connection(address, port)
                     return control
                 except OSError:
                     await asyncio.sleep(0.2)
@@ -151,13 +160,25 @@ class Control:
         self.writer.write(len(body).to_bytes(4, "big") + body)
         return number
 
+    async def end(self, name: str) -> None:
+        """Ask for something that ends the other side, and wait until it has."""
+        self.tell(name)
+        with contextlib.suppress(ConnectionError):
+            await self.reader.read()
+        self.close()
+
     def close(self) -> None:
         self.writer.close()
 
 
-if __name__ == "__main__":
+def run(module: str, make: Callable[[], Any], port: int) -> None:
+    """Serve, or start the process that does, until the file `done` appears."""
     if sys.argv[1:] == ["once"]:
-        asyncio.run(serve())
+        asyncio.run(serve(make, port))
     else:
-        while not (EXCHANGE / "done").exists():
-            subprocess.run([sys.executable, "-m", "tests.rdma.owner", "once"], check=False)
+        while not DONE.exists():
+            subprocess.run([sys.executable, "-m", module, "once"], check=False)
+
+
+if __name__ == "__main__":
+    run("tests.rdma.owner", Owner, PORT)

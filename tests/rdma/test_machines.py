@@ -7,14 +7,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.rdma.cases import CASES, Report
+from tests.rdma.cases import CASES
 from tests.rdma.image import NoImage, image_folder, make_image
 from tests.rdma.machine import Outcome, run_machines
+from tests.rdma.report import Report
+from tests.rdma.turns import TURNS
 
-ALONE = ("caches_come_over", "wrong_key", "killed_meanwhile", "fenced", "cancelled")
+ALONE = {
+    "reads": ["caches_come_over", "wrong_key", "killed_meanwhile", "fenced", "cancelled"],
+    "turns": ["resumes_elsewhere", "keeper_killed_meanwhile"],
+}
 """Cases that are tried within one machine too: there packets take another way."""
-BOTH = "if [ $DSUF_NODE = 0 ]; then exec python3 -m tests.rdma.owner; else exec python3 -m tests.rdma.cases {}; fi"
-ONE = "python3 -m tests.rdma.owner & python3 -m tests.rdma.cases {}; code=$?; wait; exit $code"
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
@@ -30,32 +33,33 @@ def image() -> Path:
 
 @pytest.fixture(scope="module")
 def of_two(image: Path) -> Mapping[str, Report]:
-    """All cases between two machines."""
-    return read_reports(run_machines(image, 2, ["bash", "-c", BOTH.format("")], limit_s=400))
+    """All cases, between two machines."""
+    return read_reports(run_machines(image, 2, ["python3", "-m", "tests.rdma.tries", "reads", "turns"], limit_s=600))
 
 
 @pytest.fixture(scope="module")
 def of_one(image: Path) -> Mapping[str, Report]:
-    """Some within one."""
-    return read_reports(run_machines(image, 1, ["bash", "-c", ONE.format(" ".join(ALONE))], limit_s=300))
+    """Some, within one."""
+    words = [f"{kind}={','.join(names)}" for kind, names in ALONE.items()]
+    return read_reports(run_machines(image, 1, ["python3", "-m", "tests.rdma.tries", *words], limit_s=400))
 
 
 def read_reports(outcome: Outcome) -> Mapping[str, Report]:
     """By case, or fail with what the machines said."""
-    lines = outcome.files.get("report", "").splitlines()
+    lines = [line for kind in ALONE for line in outcome.files.get(f"report.{kind}", "").splitlines()]
     print(f"{outcome.seconds:.0f} s; {outcome.trouble}", *outcome.outputs, sep="\n")
     assert lines, outcome
     reports = [msgspec.json.decode(line, type=Report) for line in lines]
     return {report.case: report for report in reports}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *TURNS])
 def test_between_two_machines(of_two: Mapping[str, Report], name: str) -> None:
     assert name in of_two, f"not tried: the machines ended after {list(of_two)}"
     assert of_two[name].good, of_two[name].text
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", [name for names in ALONE.values() for name in names])
 def test_within_one_machine(of_one: Mapping[str, Report], name: str) -> None:
     assert name in of_one, f"not tried: the machine ended after {list(of_one)}"
     assert of_one[name].good, of_one[name].text

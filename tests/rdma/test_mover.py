@@ -187,13 +187,23 @@ async def test_closing_the_fabric_first(nodes: Nodes) -> None:
 
 
 async def test_connecting_that_fails_or_is_given_up(nodes: Nodes) -> None:
-    nodes.connect_s = 10
+    """Even where the peer has done it, and nobody hears of that."""
+    accept = nodes.owner.accept
+
+    async def slow(end: QueuePairEnd) -> tuple[QueuePairEnd, RemoteMemory]:
+        made = accept(end)
+        await asyncio.sleep(10)
+        return made
+
+    nodes.mover._connect = slow
     reading = asyncio.create_task(nodes.read([1], [1]))
     await asyncio.sleep(0.01)
+    assert len(nodes.far.adapter) == 1
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    assert len(nodes.near.adapter) == 0
+    await asyncio.sleep(0.01)
+    assert len(nodes.near.adapter) == len(nodes.far.adapter) == 0
 
     async def refuse(end: QueuePairEnd) -> tuple[QueuePairEnd, RemoteMemory]:
         raise PeerError("no")
@@ -219,11 +229,13 @@ async def test_an_end_that_makes_no_sense(nodes: Nodes) -> None:
 
 
 async def test_a_peer_has_so_many_pairs_and_no_more(nodes: Nodes) -> None:
-    end = QueuePairEnd(number=1, first_packet=1, gid="::1", mtu=3, reads=1)
-    for _ in range(8):
+    """One that is asked for again takes the place of the earlier one."""
+    ends = [QueuePairEnd(number=number, first_packet=1, gid="::1", mtu=3, reads=1) for number in range(9)]
+    for end in (*ends[:8], *ends[:8]):
         nodes.owner.accept(end)
     with pytest.raises(PeerError, match="more than 8"):
-        nodes.owner.accept(end)
+        nodes.owner.accept(ends[8])
+    assert len(nodes.far.adapter) == 8
 
 
 async def test_a_peer_that_speaks_another_way(nodes: Nodes) -> None:

@@ -67,18 +67,21 @@ class _Taken:
 
 
 class PeerGiver:
-    """Implements `Giver` for the remote node `name`. `dial` makes a connection, and raises `PeerError`.
+    """Implements `Giver` for the remote node `name`. `dial` makes a connection, and raises `PeerError`; `on_read` hears
+    how many bytes came.
 
     Calls raise `PeerLost` (which is a `ConnectionError`) or `TimeoutError` where the node is gone or slow, `PeerError`
     where it refuses.
     """
 
     def __init__(
-        self, name: NodeName, dial: Callable[["PeerGiver"], Awaitable[Ways]], *, ask_s: float = ASK_S,
+        self, name: NodeName, dial: Callable[["PeerGiver"], Awaitable[Ways]], *,
+        on_read: Callable[[int], None] = lambda size_bytes: None, ask_s: float = ASK_S,
         tell_s: float = TELL_S, silence_s: float = SILENCE_S, retry_s: float = RETRY_S,
     ) -> None:  # fmt: skip
         self.name = name
         self.pulled_bytes = 0
+        self._on_read = on_read
         self._dial, self._ask_s, self._tell_s, self._silence_s = dial, ask_s, tell_s, silence_s
         self._first_retry_s = self._retry_s = retry_s
         self._line: _Line | None = None
@@ -120,7 +123,9 @@ class PeerGiver:
             raise PeerLost("the offer's connection is gone")
         async with asyncio.timeout_at(taken.until_s):
             await taken.line.mover.read(offer, pieces, into)
-        self.pulled_bytes += sum(map(len, into))
+        size_bytes = sum(map(len, into))
+        self.pulled_bytes += size_bytes
+        self._on_read(size_bytes)
 
     async def release(self, offer: Offer) -> bool:
         """As `Giver.release`; what took longer than the lease counts for nothing, whatever the other side says."""

@@ -16,7 +16,6 @@ from dsuf.observe.metrics import Metrics
 DEADLINE_S = 10.0
 """For each thing that is asked of a peer, the next piece of a prompt that it computes among them."""
 
-
 AVOID_S = 1.0
 """A peer that was too slow is left alone for so long at first."""
 
@@ -85,7 +84,7 @@ class FleetPeers:
         if (peer := self._peers.get(key)) is None:
             other = NodeName(member.node, member.boot)
             address = Address(self._me, other, member.host, member.port, self._terms, self._credentials)
-            giver = PeerGiver(other, over_tcp(address, self._fabric))
+            giver = PeerGiver(other, over_tcp(address, self._fabric), on_read=self._metrics.fleet.count_pulled)
             taker = Taker(self._sessions, giver, self._metrics, deadline_s=self._deadline_s, avoid_s=AVOID_S)
             peer = self._peers[key] = _Peer(giver, taker, self._fabric is not None and member.rdma)
         return peer

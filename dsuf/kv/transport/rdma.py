@@ -7,7 +7,7 @@ memory that serves something else by now is read just as well. The control conne
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from weakref import WeakSet
 
@@ -16,11 +16,9 @@ import msgspec
 from dsuf.errors import DeviceError, PeerError, PeerLost
 from dsuf.kv.handoff import Offer, Piece
 from dsuf.kv.transport.adapter import Adapter
+from dsuf.kv.transport.mover import Connect, Disconnect
 from dsuf.kv.transport.queue_pair import Pair, QueuePairEnd, Read, RemoteMemory
 from dsuf.observe.log import log_event
-
-Connect = Callable[[QueuePairEnd], Awaitable[tuple[QueuePairEnd, RemoteMemory]]]
-Disconnect = Callable[[int], Awaitable[None]]
 
 GONE = ("RETRY_EXC_ERR", "RNR_RETRY_EXC_ERR", "RESP_TIMEOUT_ERR")
 """Statuses of reads that nobody answered."""
@@ -68,7 +66,7 @@ class RdmaFabric:
 
 
 class RdmaOwner:
-    """The queue pairs through which one peer reads, `limit` at most."""
+    """The queue pairs through which one peer reads, `limit` at most, by the numbers of theirs."""
 
     def __init__(self, adapter: Adapter, limit: int) -> None:
         self._adapter, self._limit = adapter, limit
@@ -76,17 +74,18 @@ class RdmaOwner:
 
     def accept(self, end: QueuePairEnd) -> tuple[QueuePairEnd, RemoteMemory]:
         """A new pair for that of the peer, ready before the peer hears of it; raises `PeerError`."""
+        self.destroy(end.number)
         if len(self._pairs) >= self._limit:
             raise PeerError(f"a peer asks for more than {self._limit} queue pairs")
         try:
             pair = self._adapter.accept_pair(end)
         except (DeviceError, ValueError) as error:
             raise PeerError(f"no queue pair for a peer: {error}") from error
-        self._pairs[pair.end.number] = pair
+        self._pairs[end.number] = pair
         return pair.end, self._adapter.memory
 
     def destroy(self, number: int) -> None:
-        """The peer does not use pair `number`, one of this side, any more. Idempotent."""
+        """The peer does not use its pair `number` any more: destroy the one here. Idempotent."""
         if (pair := self._pairs.pop(number, None)) is not None:
             self._adapter.drop_pair(pair)
 
@@ -98,7 +97,7 @@ class RdmaOwner:
 
 class RdmaMover:
     """Implements `Mover`: reads from one peer. `connect` asks it to join a pair of its own with ours, `disconnect`
-    tells it which of its pairs is not used any more."""
+    tells it which of ours is not used any more."""
 
     def __init__(self, adapter: Adapter, connect: Connect, disconnect: Disconnect, pace: Pace) -> None:
         self._adapter, self._connect, self._disconnect, self._pace = adapter, connect, disconnect, pace
@@ -166,22 +165,19 @@ class RdmaMover:
         pair = self._adapter.make_pair(self._pace.reads)
         try:
             other, memory = await self._connect(pair.end)
-            try:
-                pair.connect(other)
-                if not self._open:
-                    raise PeerLost("the connection to the peer is closed")
-            except BaseException:
-                self._tell(other.number)
-                raise
+            pair.connect(other)
+            if not self._open:
+                raise PeerLost("the connection to the peer is closed")
         except BaseException as error:
+            self._tell(pair.end.number)
             self._adapter.drop_pair(pair)
             if isinstance(error, ValueError):
                 raise PeerError(f"a peer's queue pair makes no sense: {error}") from error
             raise
-        return _Line(self._adapter, pair, other.number, memory, self._pace)
+        return _Line(self._adapter, pair, memory, self._pace)
 
     def _tell(self, number: int) -> None:
-        """Let the peer destroy its pair `number`; nobody waits for it."""
+        """Let the peer destroy what is joined with our pair `number`; nobody waits for it."""
         telling = asyncio.ensure_future(self._tell_within(number))
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)
@@ -195,10 +191,10 @@ class RdmaMover:
 
 
 class _Line:
-    """A queue pair of ours that is joined with pair `number` of a peer, whose arena is `memory`."""
+    """A queue pair of ours that is joined with one of a peer, whose arena is `memory`."""
 
-    def __init__(self, adapter: Adapter, pair: Pair, number: int, memory: RemoteMemory, pace: Pace) -> None:
-        self.number, self.memory = number, memory
+    def __init__(self, adapter: Adapter, pair: Pair, memory: RemoteMemory, pace: Pace) -> None:
+        self.number, self.memory = pair.end.number, memory
         self._adapter, self._pair, self._pace = adapter, pair, pace
         self._numbers = count(1)
         self._under_way: set[int] = set()

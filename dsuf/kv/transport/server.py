@@ -1,7 +1,7 @@
 """Where peers come in: connections are accepted, have to prove themselves, and then ask for what this node keeps."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 
 from dsuf.errors import CheckpointError, PeerError, PeerLost
@@ -33,16 +33,18 @@ class _Guest:
 
 class PeerServer:
     """Serves `giver` to the peers of `me`. `terms` and `credentials` are this node's; `fabric` lets them read the arena
-    by themselves. `invited` is asked when a peer wants this node to take something."""
+    by themselves. `invited` is asked when a peer wants this node to take something; `on_sent` hears how many bytes went
+    to one over TCP: what it reads by itself nobody here sees."""
 
     def __init__(
         self, me: NodeName, giver: LocalGiver, terms: Terms, credentials: Credentials, *,
-        fabric: Fabric | None = None, invited: Invited = decline, hello_s: float = HELLO_S,
+        fabric: Fabric | None = None, invited: Invited = decline,
+        on_sent: Callable[[int], None] = lambda size_bytes: None, hello_s: float = HELLO_S,
         silence_s: float = SILENCE_S, stall_s: float = STALL_S, idle_s: float = 2 * LEASE_S,
     ) -> None:  # fmt: skip
         self.served_bytes = self.refused = 0
         self._me, self._giver, self._terms, self._credentials = me, giver, terms, credentials
-        self._fabric, self._invited = fabric, invited
+        self._fabric, self._invited, self._on_sent = fabric, invited, on_sent
         self._hello_s, self._silence_s, self._stall_s, self._idle_s = hello_s, silence_s, stall_s, idle_s
         self._guests: dict[NodeName, _Guest] = {}
         self._open: set[asyncio.Task[None]] = set()
@@ -172,6 +174,7 @@ class PeerServer:
     def _count(self, size_bytes: int) -> None:
         """So many bytes went to peers."""
         self.served_bytes += size_bytes
+        self._on_sent(size_bytes)
 
     def _refuse(self, why: str) -> None:
         """Count a connection that got nothing; log it, but not each of many."""

@@ -1,0 +1,74 @@
+"""Faults in a fleet of real processes, many times each: peers and Redis fail while caches travel.
+
+What happens in a round, and what must hold, is in tests/fleet/breakage.py; the full tier of the tests runs three of
+each fault.
+
+    python bench/campaigns/fleet.py [--rounds 20] [--faults killed,cut] [--publish]
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.report import Row, publish
+from tests.fleet.alone import Alone
+from tests.fleet.breakage import Breakage, Round
+from tests.fleet.faults import FAULTS
+
+
+async def measure(faults: Sequence[str], rounds: int, folder: Path) -> list[Row]:
+    """A row for each fault."""
+    folders = [folder / name for name in ("alone", "fleet")]
+    for each in folders:
+        each.mkdir()
+    rows = []
+    async with Alone(folders[0]) as alone, Breakage(folders[1], alone.replies) as rig:
+        for fault in faults:
+            found = [await rig.run(fault, number) for number in range(rounds)]
+            for problem in (f"{r.fault}, round {r.number}: {text}" for r in found for text in r.problems):
+                print(problem, flush=True)
+            rows.append(summarise(fault, found))
+            print(rows[-1], flush=True)
+    return rows
+
+
+def summarise(fault: str, rounds: Sequence[Round]) -> Row:
+    """Rounds, those with problems, pulls by result, later turns' prompt tokens by source, and times."""
+    pulls, tokens = Counter[str](), Counter[str]()
+    for each in rounds:
+        pulls.update(each.pulls)
+        tokens.update(each.tokens)
+    return {
+        "fault": fault, "rounds": len(rounds), "bad": sum(bool(each.problems) for each in rounds),
+        **{name: pulls[name] for name in ("whole", "missed", "late", "failed", "refused")},
+        "from_peers": tokens["peer_tokens"], "computed": tokens["computed_tokens"],
+        "most_over_budget_s": max(each.overrun_s for each in rounds),
+        "longest_round_s": max(each.seconds for each in rounds),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Run, print, and with --publish keep the figures; exit code 1 where a round had a problem."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--faults", default=",".join(FAULTS), help="some of: %(default)s")
+    parser.add_argument("--publish", action="store_true")
+    args = parser.parse_args()
+    faults = args.faults.split(",")
+    if unknown := set(faults) - set(FAULTS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    with tempfile.TemporaryDirectory(prefix="dsuf-campaign-") as folder:
+        rows = asyncio.run(measure(faults, args.rounds, Path(folder)))
+    if args.publish:
+        publish("fleet", rows)
+    sys.exit(any(row["bad"] for row in rows))
+
+
+if __name__ == "__main__":
+    main()

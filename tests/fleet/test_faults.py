@@ -1,0 +1,38 @@
+"""Peers and Redis fail while caches travel: turns answer as ever, in time, and nothing is left behind."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from dsuf.errors import CommandError
+from dsuf.trial.fleet import find_program
+from tests.fleet.alone import Alone
+from tests.fleet.breakage import Breakage
+from tests.fleet.faults import FAULTS
+
+pytestmark = [
+    pytest.mark.full, pytest.mark.needs_redis, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module"),
+]  # fmt: skip
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Breakage]:
+    """One fleet for all faults: what a fault leaves behind, the next one finds."""
+    try:
+        for name in ("redis-server", "haproxy"):
+            find_program(name)
+    except CommandError as error:
+        pytest.skip(f"no fleet of processes: {error}")
+    folders: list[Path] = [tmp_path_factory.mktemp(name) for name in ("alone", "fleet")]
+    async with Alone(folders[0]) as alone, Breakage(folders[1], alone.replies) as rig:
+        yield rig
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("number", range(3))
+async def test_a_fault_during_pulls_costs_time_and_nothing_else(rig: Breakage, fault: str, number: int) -> None:
+    found = await rig.run(fault, number)
+    print(found)
+    assert not found.problems, found

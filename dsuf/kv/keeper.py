@@ -245,7 +245,11 @@ class Keeper:
         return [seal(blocks.view(block)) for block in filling.pages], seal_point(head, tail, payload)
 
     def _fail(self, copy: Copy, error: Exception) -> None:
-        """Something went wrong; the turn goes on without."""
+        """Something went wrong, or an engine that is busy with a long step did not come to it; the turn goes on without."""
+        if isinstance(error, TimeoutError):
+            self._metrics.count_commit("late")
+            log_event("session cache late", what="export", turn=copy.holding.turn.id)
+            return
         self._metrics.count_commit("failed")
         log_event("session cache failed", level="warning", error=error, what="export", turn=copy.holding.turn.id)
 

@@ -304,7 +304,11 @@ class Sessions:
         self._sources.discredit(holding, damaged)
 
     def _fail(self, turn: str, error: Exception) -> None:
-        """Something went wrong; the turn goes on without."""
+        """Something went wrong, or took too long; the turn goes on without."""
+        if isinstance(error, TimeoutError):
+            self._metrics.count_lookup("late")
+            log_event("session cache late", what="import", turn=turn)
+            return
         self._metrics.count_lookup("failed")
         log_event("session cache failed", level="warning", error=error, what="import", turn=turn)
 

@@ -45,8 +45,8 @@ CACHED = ("entries", "bytes", "pages_cached")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to: what was done, memory, what was still held at the end, what the log says, and how many session
-    caches were given up since the engine did not come to them in time."""
+    """What a run came to: what was done, memory, what was still held at the end, what the log says, and how many
+    session caches were given up since the engine did not come to them in time."""
 
     tally: Tally
     memory: Verdict

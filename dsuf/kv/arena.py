@@ -155,7 +155,7 @@ class Arena:
         when_ended(filling.writing, lambda: self._abandon(filling))
 
     def lease(self, page: HostPage | None, point: CommitPoint | None = None, *, firm: bool = False) -> Lease:
-        """Keep the pages up to `page`, and a ready `point`, until `release`; `clear` leaves them alone if it is `firm`."""
+        """Keep the pages up to `page`, and a ready `point`, until `release`; `clear` spares what is leased `firm`ly."""
         lease = Lease(page, point, firm)
         if page is not None:
             page.uses += 1

@@ -245,7 +245,7 @@ class Keeper:
         return [seal(blocks.view(block)) for block in filling.pages], seal_point(head, tail, payload)
 
     def _fail(self, copy: Copy, error: Exception) -> None:
-        """Something went wrong, or an engine that is busy with a long step did not come to it; the turn goes on without."""
+        """Something went wrong, or took too long, as behind a long step; the turn goes on without."""
         if isinstance(error, TimeoutError):
             self._metrics.count_commit("late")
             log_event("session cache late", what="export", turn=copy.holding.turn.id)

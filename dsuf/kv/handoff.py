@@ -61,8 +61,8 @@ class Giver(Protocol):
         is offered: up to the commit point that saves the prompt the most, or whole pages where those save more."""
 
     async def read(self, offer: Offer, pieces: Sequence[Piece], into: Sequence[memoryview]) -> None:
-        """Copy blocks, each as far as the buffer at its place goes. May be cancelled. However it ends, when it has ended
-        nothing writes into the buffers any more."""
+        """Copy blocks, each as far as the buffer at its place goes. May be cancelled; however it ends, nothing writes
+        into the buffers when it has ended."""
 
     async def release(self, offer: Offer) -> bool:
         """End the lease; whether all blocks were as offered until now. Idempotent: a lease that ended is not good."""

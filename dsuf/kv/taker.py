@@ -98,7 +98,7 @@ class Taker:
         start, tokens = None, 0
         if taking.kept is not None:
             start = taking.own * self._layout.page_tokens
-            tokens = min(taking.kept.head.length, taking.trace.length) - start
+            tokens = max(0, min(taking.kept.head.length, taking.trace.length) - start)
             self._metrics.count_handoff("taken", tokens)
         self._metrics.fleet.count_pull(result, tokens, seconds)
         return start

@@ -52,13 +52,13 @@ class Pair:
                 self.on_chunk()
         finally:
             while any(turn.id in names for names in far.engine._under_way):  # noqa: ASYNC110
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.0001)
             far.engine.detach(turn.id)
             far.sessions.release(turn.id)
 
-    async def run(self, turn: Turn) -> tuple[Restored, int | None]:
+    async def run(self, turn: Turn, compute: bool = True) -> tuple[Restored, int | None]:
         """Take the prompt, go on from it, and compare the tokens with a cold run."""
-        start = await self.taker.take(turn)
+        start = await self.taker.take(turn, compute)
         near = self.near
         pages = await near.sessions.admit(turn, peer_from=start)
         assert pages is not None

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import lzma
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -25,8 +26,9 @@ FILES = ("vmlinux", "initrd", "disk")
 TOOLS = {"qemu-system-x86_64": "qemu-system-x86", "mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "depmod": "kmod",
          "busybox": "busybox-static", "apt-get": "apt", "dpkg-deb": "dpkg"}  # fmt: skip
 """Programs that are needed, and the package that has each."""
-GUEST = ("python3", "python3-pyverbs", "ibverbs-providers", "iproute2", "kmod", "mount", "libstdc++6")
-WHEELS = ("msgspec", "numpy", "prometheus-client")
+GUEST = ("python3", "python3-pyverbs", "ibverbs-providers", "iproute2", "kmod", "mount", "libstdc++6",
+         "redis-server")  # fmt: skip
+WHEELS = ("msgspec", "numpy", "prometheus-client", "redis", "hiredis", "async-timeout")
 DISK_MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "crc32c_intel", "ext4")
 MODULES = ("virtio_net", "virtio_rng", "9p", "9pnet_virtio", "crc32_generic", "crc32_pclmul", "crc32c_generic",
            "ib_uverbs", "rdma_rxe", "sch_netem")  # fmt: skip
@@ -138,7 +140,9 @@ def _add_wheels(work: Path, root: Path) -> None:
     """The pinned packages that the guest's Python needs, checked against the lock file."""
     rows = (ROOT / "requirements-dev.lock").read_text().replace("\\\n", " ").splitlines()
     lock = work / "wheels.lock"
-    lock.write_text("\n".join(row for row in rows if row.split("==")[0] in WHEELS))
+    # What a row says of the interpreter is about the guest's, and pip would ask its own.
+    wanted = (re.sub(r" ; .*?(?= +--hash)", "", row) for row in rows if row.split("==")[0] in WHEELS)
+    lock.write_text("\n".join(wanted))
     _run(sys.executable, "-m", "pip", "install", "-qq", "--no-input", "--no-deps", "--disable-pip-version-check",
          "--no-compile", "--require-hashes", "--only-binary", ":all:", "--python-version", "3.11", "--implementation",
          "cp", "--abi", "cp311", "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_17_x86_64",

@@ -1,14 +1,17 @@
 """Caches by RDMA between whole nodes: control over real connections on loopback, bytes over a device with faults."""
 
 import asyncio
+import contextlib
 import os
 from typing import Any
 
 import pytest
 
+from dsuf.errors import PeerError, PeerLost
 from dsuf.kv.sessions import Restored
 from dsuf.kv.taker import Taker
 from dsuf.kv.transport.adapter import Adapter
+from dsuf.kv.transport.fallback import FallbackMover
 from dsuf.kv.transport.hello import Credentials, Terms
 from dsuf.kv.transport.mover import NodeName
 from dsuf.kv.transport.peer import PeerGiver, over_tcp
@@ -21,6 +24,7 @@ from tests.kv.rig import Rig, ids
 from tests.kv.test_handoff import MODES, Pair, until
 from tests.kv.test_mobility import resume_here
 from tests.rdma.fake import NEVER, FakeDevice, Wire
+from tests.rdma.rig import OFFER
 from tests.toy import make_turn
 
 SECRET = Credentials(b"a secret of the fleet")
@@ -80,6 +84,12 @@ async def keep(nodes: Nodes, length: int = 60) -> Turn:
     return make_turn("b", (*done.conversation, 7, 8))
 
 
+async def prove(nodes: Nodes) -> None:
+    """Something else comes over first, so that RDMA is known to work."""
+    await nodes.far.run(make_turn("proof", ids(30, [9])))
+    assert (await resume_here(nodes, make_turn("proof", ids(30, [9])))).peer_tokens > 0
+
+
 @MODES
 async def test_the_next_turn_goes_on_elsewhere(replay: int) -> None:
     """No byte of a cache goes over the connections."""
@@ -110,15 +120,30 @@ async def test_bytes_go_over_tcp_where_one_has_no_device(fabrics: str) -> None:
 
 @pytest.mark.parametrize("status", ["REM_ACCESS_ERR", "RETRY_EXC_ERR", "never"])
 async def test_a_pull_that_fails_is_a_miss(status: str) -> None:
-    """And the one after it comes over."""
+    """And the one after it comes over, by RDMA again, as it has done before."""
     async with Nodes() as nodes:
         turn = await keep(nodes)
+        await prove(nodes)
         nodes.wire.fault = lambda read: NEVER if status == "never" else status
         await nodes.miss(turn)
         nodes.wire.fault = lambda read: 0.0
         nodes.near.sessions.flush()
         nodes.taker._avoid_until_s = 0.0
         assert (await resume_here(nodes, turn)).peer_tokens > 0
+        assert nodes.server.served_bytes == 0
+
+
+@pytest.mark.parametrize("status", ["RETRY_EXC_ERR", "never"])
+async def test_where_devices_have_no_way_to_each_other_bytes_go_over_tcp(status: str) -> None:
+    """The pull that finds out loses nothing but time, and there is no second one like it."""
+    async with Nodes() as nodes:
+        turn = await keep(nodes)
+        nodes.wire.fault = lambda read: NEVER if status == "never" else status
+        assert (await resume_here(nodes, turn)).peer_tokens > 0
+        tried = len(nodes.wire.reads)
+        nodes.near.sessions.flush()
+        assert (await resume_here(nodes, turn)).peer_tokens > 0
+        assert len(nodes.wire.reads) == tried and nodes.server.served_bytes > 0
 
 
 async def test_a_flipped_bit_is_a_miss_and_counted() -> None:
@@ -177,3 +202,41 @@ async def test_a_turn_that_leaves_gives_its_blocks_back_after_the_last_write() -
         assert not any(key[0] == nodes.near_gid for key in nodes.wire.pairs)
         written = nodes.near.arena.blocks.view(filling.blocks[0])
         assert bytes(written[:8]) == b"\xee" * 8, "the last write came before"
+
+
+class Way:
+    """A mover of which each read ends as `plan` says."""
+
+    def __init__(self, *plan: BaseException | None) -> None:
+        self.plan, self.reads, self.closed = list(plan), 0, False
+
+    async def read(self, offer: Any, pieces: Any, into: Any) -> None:
+        self.reads += 1
+        error = self.plan.pop(0) if self.plan else None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("plan", "first", "second"),
+    [
+        ([], 6, 0),
+        ([PeerError("no")], 1, 6),
+        ([None, PeerError("no"), PeerLost("no")], 6, 0),
+        ([asyncio.CancelledError(), None], 6, 0),
+        ([asyncio.CancelledError()] * 3, 3, 3),
+        ([TimeoutError(), asyncio.CancelledError(), PeerError("no")], 3, 4),
+    ],
+)
+async def test_when_the_other_way_is_taken(plan: list[BaseException | None], first: int, second: int) -> None:
+    ways = Way(*plan), Way()
+    mover = FallbackMover(*ways)
+    for _ in range(6):
+        with contextlib.suppress(PeerError, TimeoutError, asyncio.CancelledError):
+            await mover.read(OFFER, [], [])
+    assert (ways[0].reads, ways[1].reads) == (first, second)
+    mover.close()
+    assert ways[0].closed and ways[1].closed

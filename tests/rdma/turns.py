@@ -13,7 +13,8 @@ import msgspec
 
 from dsuf.kv.transport.hello import Terms
 from dsuf.types import Turn
-from tests.rdma.keeper import DEADLINE_S, PORT, Node
+from tests.rdma.keeper import PORT
+from tests.rdma.node import DEADLINE_S, FleetMember, Node
 from tests.rdma.owner import Control
 from tests.rdma.report import Report, try_all
 from tests.toy import make_turn
@@ -26,6 +27,7 @@ class World:
 
     def __init__(self, control: Control) -> None:
         self.control, self.dead = control, False
+        self.node: Node
 
     async def begin(
         self, *, lease_s: float = 30.0, keeper_rdma: bool = True, rdma: bool = True, fingerprint: str = "",
@@ -118,6 +120,30 @@ async def prompt_is_computed_there(world: World) -> str:
     assert peer_tokens >= 699, peer_tokens
     assert await world.control.ask("served") == 0
     return f"{peer_tokens} tokens"
+
+
+@case
+async def through_directory_and_redis(world: World) -> str:
+    """Two members of a fleet: the second one learns from Redis who keeps the beginning, and fetches it by RDMA."""
+    await world.control.ask("begin_fleet")
+    conversation = await world.control.ask("keep", PROMPT[:200])
+    world.node = member = FleetMember("second", host())
+    await member.join()
+    try:
+        await world.run(make_turn("first here", [3] * 60))  # from then on it knows what computing takes
+        async with asyncio.timeout(10):
+            while not member.fleet.directory.counters()["entries"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        peer_tokens = await world.run(make_turn("next", (*conversation, 7, 8)))
+        assert peer_tokens == len(conversation) - 1, (peer_tokens, member.fleet.facts())
+        kept = await world.control.ask("fleet")
+        assert kept["transport"] == member.fleet.transport == "RDMA"
+        assert member.fleet.facts()["peers"]["rdma"] == 1 and kept["guests"]["connections"] == 1, (
+            "one more would be TCP"
+        )
+    finally:
+        world.dead = True  # its own Redis ends with it
+    return f"{peer_tokens} tokens; {kept['directory']}"
 
 
 @case

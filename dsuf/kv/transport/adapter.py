@@ -119,7 +119,7 @@ def open_adapter(
 def _open(memory: memoryview, block_bytes: int, host: str, find: Callable[[str], Device]) -> Adapter:
     """As `open_adapter`; raises `DeviceError` with the reason."""
     try:
-        address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
+        address = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:
         raise DeviceError(f"{host} has no address: {error}") from error
     device = find(str(address))

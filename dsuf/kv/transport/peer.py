@@ -9,6 +9,7 @@ from dsuf.kv.calls import work
 from dsuf.kv.handoff import Offer, Piece
 from dsuf.kv.trace import ID_BYTES
 from dsuf.kv.transport.data import STALL_S
+from dsuf.kv.transport.fallback import FallbackMover
 from dsuf.kv.transport.hello import Stream, Terms
 from dsuf.kv.transport.link import SILENCE_S, Link
 from dsuf.kv.transport.mover import Fabric, Mover, NodeName
@@ -250,6 +251,7 @@ def over_tcp(
         mover: Mover | None = None
         if fabric is not None and terms.fabric:
             mover = fabric.mover(terms.fabric, peer.connect_queue_pair, peer.disconnect_queue_pair)
-        return Ways(StreamWire(stream), terms, mover or TcpMover(dial_data, stall_s))
+        by_tcp = TcpMover(dial_data, stall_s)
+        return Ways(StreamWire(stream), terms, by_tcp if mover is None else FallbackMover(mover, by_tcp))
 
     return dial

@@ -21,6 +21,8 @@ HELLO_S = 5.0
 MOST_STRANGERS = 64
 """Connections that have not proved themselves yet; further ones are closed at once."""
 MOST_CONNECTIONS = 1024
+CLOSE_S = 5.0
+"""How long closing waits while nothing ends."""
 _LOG_EVERY_S = 10.0
 
 
@@ -90,17 +92,19 @@ class PeerServer:
         return guest.service.view(number, piece)
 
     async def close(self) -> None:
-        """Accept nobody any more, end all connections, and wait until nothing goes on."""
+        """Accept nobody any more, end all connections, and wait until nothing goes on, as long as something ends."""
         if self._server is not None:
             self._server.close()
         for guest in list(self._guests.values()):
             guest.link.end("closed")
         for task in list(self._open):
             task.cancel()
-        while self._open or self._closing:
-            await asyncio.wait({*self._open, *self._closing})
-        if self._server is not None:
-            await self._server.wait_closed()
+        while left := {*self._open, *self._closing}:
+            done, _ = await asyncio.wait(left, timeout=CLOSE_S)
+            if not done:
+                log_event("peers not gone", level="warning", left=len(left))
+                return
+            await asyncio.sleep(0)  # what they leave behind is cleared away by then
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, from its first byte to its last."""
@@ -110,6 +114,7 @@ class PeerServer:
             writer.transport.abort()
             return
         self._open.add(task)
+        task.add_done_callback(self._open.discard)
         try:
             if (greeted := await self._greet(stream)) is not None:
                 await self._serve(stream, *greeted)
@@ -120,7 +125,6 @@ class PeerServer:
             log_event("peer connection failed", level="error", error=error)
         finally:
             await close_stream(stream)
-            self._open.discard(task)
 
     async def _greet(self, stream: Stream) -> tuple[NodeName, Purpose, Terms] | None:
         """Who it is, once it has proved itself; None where it has not."""

@@ -211,7 +211,10 @@ def _typed(what: str) -> Iterator[None]:
 
 def _find_port(address: str) -> _Port:
     """The port that has `address`, by the table of its GIDs; raises `DeviceError`."""
-    devices = get_device_list()
+    try:
+        devices = get_device_list()
+    except PyverbsError as error:  # as where the kernel knows nothing of verbs
+        raise DeviceError("there is no RDMA device") from error
     wanted = _as_gid(address)
     for name in (device.name.decode() for device in devices):
         context = Context(name=name)

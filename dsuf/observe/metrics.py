@@ -139,7 +139,7 @@ class Metrics:
         for count in self._accepted_counts[:accepted]:
             count.inc()
 
-    def count_lookup(self, result: Literal["hit", "miss", "failed"], tokens: int = 0) -> None:
+    def count_lookup(self, result: Literal["hit", "miss", "failed", "late"], tokens: int = 0) -> None:
         """A turn looked for a session cache and took over `tokens` positions of one."""
         self._lookups.labels(result).inc()
         self._restored.inc(tokens)
@@ -153,7 +153,7 @@ class Metrics:
         """A kept session cache was verified and given to the engine."""
         self._restore.observe(seconds)
 
-    def count_commit(self, result: Literal["kept", "refused", "failed"]) -> None:
+    def count_commit(self, result: Literal["kept", "refused", "failed", "late"]) -> None:
         """A turn left a commit point behind, or there was no room for it, or it could not be copied out."""
         self._commits.labels(result).inc()
 

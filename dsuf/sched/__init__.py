@@ -17,7 +17,8 @@ thin.
   however many streams the others have. Where serving all at once costs nobody more than that, nobody yields. Places
   are shared alike too: where all are taken, a tenant with fewer takes one from a tenant with more.
 - Lower priority numbers go first: in the queue, in prefill, and for the places and pages of running turns, which are
-  put back then and go on later from where they were. In a priority the tenant with fewest places is next, and of those
+  put back then and go on later from where they were; where prompts are replayed, only if there is room for their state
+  until then, as no other state gives the same tokens. In a priority the tenant with fewest places is next, and of those
   alike each in turn; of a tenant it is first come, first served, so nothing starves behind smaller turns.
 - What can never fit is refused at once, what waits is bounded, and a deadline ends a turn at any stage.
 - A step that raises ends the turns it carried. Several in a row, or one that does not come back in time, make the node

@@ -29,7 +29,7 @@ TOOLS = {"qemu-system-x86_64": "qemu-system-x86", "mmdebstrap": "mmdebstrap", "m
 """Programs that are needed, and the package that has each."""
 GUEST = ("python3", "python3-pyverbs", "ibverbs-providers", "iproute2", "kmod", "mount", "libstdc++6",
          "redis-server")  # fmt: skip
-WHEELS = ("msgspec", "numpy", "prometheus-client", "redis", "hiredis", "async-timeout")
+WHEELS = ("msgspec", "numpy", "prometheus-client", "redis", "hiredis", "async-timeout", "xxhash")
 DISK_MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "crc32c_intel", "ext4")
 MODULES = ("virtio_net", "virtio_rng", "9p", "9pnet_virtio", "crc32_generic", "crc32_pclmul", "crc32c_generic",
            "ib_uverbs", "rdma_rxe", "sch_netem")  # fmt: skip

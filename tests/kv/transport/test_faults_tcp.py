@@ -28,7 +28,8 @@ class Shaky(Remote):
     def __init__(self, **options: Any) -> None:
         super().__init__(
             deadline_s=options.pop("deadline_s", 0.25), server={"silence_s": 1, "stall_s": 1, "hello_s": 1},
-            peer={"silence_s": 1, "stall_s": 0.5, "dial_s": 0.5, "retry_s": 0.001, "ask_s": 0.5, "tell_s": 0.25}, **options,
+            peer={"silence_s": 1, "stall_s": 0.5, "dial_s": 0.5, "retry_s": 0.001, "ask_s": 0.5, "tell_s": 0.25},
+            **options,
         )  # fmt: skip
         self.proxy = Proxy()
 

@@ -123,11 +123,11 @@ async def test_slow_strangers_are_hung_up_on() -> None:
                 for byte in struct.pack(">BH", 0xD5, 400) + bytes(400):
                     stream.writer.write(bytes([byte]))
                     await stream.writer.drain()
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(0.05)
                     if stream.reader.at_eof():
                         break
             assert await rest(stream) == b""
-            assert asyncio.get_running_loop().time() - started_s < 3
+            assert asyncio.get_running_loop().time() - started_s < 10
         await check_serves(pair)
 
 

@@ -118,6 +118,8 @@ def open_adapter(
 
 def _open(memory: memoryview, block_bytes: int, host: str, find: Callable[[str], Device]) -> Adapter:
     """As `open_adapter`; raises `DeviceError` with the reason."""
+    if not len(memory):
+        raise DeviceError("there is no host cache to read (cache_bytes)")
     try:
         address = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:

@@ -44,6 +44,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "uvloop": ("node/",),
     "prometheus_client": ("observe/metrics.py", "observe/fleet.py", "observe/histogram.py"),
     "redis": ("kv/directory/redis_board.py", "kv/directory/redis_client.py"),
+    "xxhash": ("kv/point.py",),
     "pyverbs": ("kv/transport/verbs.py",),
     "cupy": ("cuda/",),
     "cuda": ("cuda/",),

@@ -6,6 +6,7 @@ Everything comes from Debian's packages, but for the few Python packages that th
 Debian does not have or has too old. The result is kept outside the checkout and is used by all of them.
 """
 
+import fcntl
 import gzip
 import hashlib
 import lzma
@@ -28,7 +29,7 @@ TOOLS = {"qemu-system-x86_64": "qemu-system-x86", "mmdebstrap": "mmdebstrap", "m
 """Programs that are needed, and the package that has each."""
 GUEST = ("python3", "python3-pyverbs", "ibverbs-providers", "iproute2", "kmod", "mount", "libstdc++6",
          "redis-server")  # fmt: skip
-WHEELS = ("msgspec", "numpy", "prometheus-client", "redis", "hiredis", "async-timeout")
+WHEELS = ("msgspec", "numpy", "prometheus-client", "redis", "hiredis", "async-timeout", "xxhash")
 DISK_MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "crc32c_intel", "ext4")
 MODULES = ("virtio_net", "virtio_rng", "9p", "9pnet_virtio", "crc32_generic", "crc32_pclmul", "crc32c_generic",
            "ib_uverbs", "rdma_rxe", "sch_netem")  # fmt: skip
@@ -61,13 +62,21 @@ def make_image(folder: Path) -> Path:
     if missing := missing_tools():
         raise NoImage("apt-get install " + " ".join(missing))
     folder.mkdir(parents=True, exist_ok=True)
-    stamp.unlink(missing_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (stamp.exists() and stamp.read_text() == key):  # while this one waited, another one may have built it
+            _replace(folder)
+            stamp.write_text(key)
+    return folder
+
+
+def _replace(folder: Path) -> None:
+    """Build all files; those of machines that run are not touched."""
+    (folder / "key").unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         _build(Path(name))
         for file in FILES:
             (Path(name) / file).replace(folder / file)
-    stamp.write_text(key)
-    return folder
 
 
 def _build(work: Path) -> None:

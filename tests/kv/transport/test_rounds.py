@@ -34,7 +34,7 @@ def test_ten_thousand_rounds(part: int) -> None:
 
 
 async def flip_in_answer(bit: int) -> tuple[int, float]:
-    """A taking whose first offer comes with that bit turned over: bits of the offer, and whether anything came of it."""
+    """A taking whose first offer comes with that bit turned over: the offer's bits, and what came of it in tokens."""
     sizes: list[int] = []
 
     def plan(kind: str, size_bytes: int) -> Fault:

@@ -1,10 +1,8 @@
 """Say what this machine has, one line a thing, and what is missing for what. Changes nothing, always exits 0.
 
-  ok       there, and good enough
-  note     works, with a limit that is worth knowing
-  missing  the feature named at the end of the line is not available
-
-The fleet is not in this release: what it will need is listed all the same.
+ok       there, and good enough
+note     works, with a limit that is worth knowing
+missing  the feature named at the end of the line is not available
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """A server under mixed load for a long time: streams and whole replies, clients that leave, nonsense, long prompts.
 
 At the end memory must have stayed flat (the rule: bench/campaigns/memory.py), nothing may have gone wrong that was not
-provoked, nothing may stand in the server's log, and all that is held for turns must be free again. The server prefills
-in exact mode, so that a greedy reply must be the same whenever it is asked for.
+provoked, nothing may stand in the server's log, and all that is held for turns must be free again. Session caches that
+a busy engine did not come to in time cost their reuse only; they are counted and no fault. The server prefills in exact
+mode, so that a greedy reply must be the same whenever it is asked for.
 
     python bench/campaigns/soak.py [--minutes 30] [--visitors 6] [--discard]
 """
@@ -34,6 +35,7 @@ SETTLE_S = 15.0
 JUDGED_S = 600.0
 """In a shorter run caches and allocators are still filling: its memory is told and not judged."""
 SPARE_FILES = 4
+FAULT_CHARACTERS = 200
 SERVER = (
     "--max-turns", "6", "--context-tokens", "8192", "--cache-bytes", str(12 << 20), "--prefill", "exact",
     "--drafts", "2", "--api-keys", ",".join(KEYS), "--admin-keys", ADMIN, "--log-level", "warning",
@@ -43,7 +45,8 @@ CACHED = ("entries", "bytes", "pages_cached")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to: what was done, memory, what was still held at the end, and what the log says."""
+    """What a run came to: what was done, memory, what was still held at the end, what the log says, and how many
+    session caches were given up since the engine did not come to them in time."""
 
     tally: Tally
     memory: Verdict
@@ -52,6 +55,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     log_lines: Sequence[str]
     files: tuple[int, int]
     threads: tuple[int, int]
+    late_caches: int
 
     def faults(self) -> list[str]:
         """All that must not be."""
@@ -91,12 +95,13 @@ async def soak(server: Server, log: Path, *, seconds: float, visitors: int, seed
         sampling = asyncio.create_task(watch.run(seconds / SAMPLES))
         await asyncio.gather(*(visitor.visit(until_s) for visitor in crowd))
         sampling.cancel()
-        leftovers = await find_leftovers(client, server.url)
+        leftovers, late = await find_leftovers(client, server.url), await count_late(client, server.url)
     await asyncio.sleep(1.0)  # connections close
     written = await asyncio.to_thread(log.read_text)
     return Outcome(
         tally=tally, memory=judge(watch.samples), seconds=seconds, leftovers=leftovers, log_lines=written.splitlines(),
         files=(files, server.count_files()), threads=(threads, server.count_threads()),
+        late_caches=late,
     )  # fmt: skip
 
 
@@ -107,6 +112,14 @@ async def find_leftovers(client: aiohttp.ClientSession, url: str) -> list[str]:
         if response.status != 200:
             held.append(f"flush_cache: status {response.status}")
     return held + [f"after the flush: {line}" for line in await settle(client, url)]
+
+
+async def count_late(client: aiohttp.ClientSession, url: str) -> int:
+    """Session caches that were not filled, or not kept, since that took too long."""
+    async with client.get(f"{url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    late = [line for line in lines if line.startswith("dsuf_session_cache_") and 'result="late"' in line]
+    return round(sum(float(line.split()[-1]) for line in late if "_total{" in line))
 
 
 async def settle(client: aiohttp.ClientSession, url: str, beyond: Sequence[str] = ()) -> list[str]:
@@ -150,7 +163,8 @@ def describe(outcome: Outcome, minutes: float, visitors: int) -> dict[str, objec
         "files": list(outcome.files),
         "threads": list(outcome.threads),
         **tally.done,
-        "first_faults": outcome.faults()[:5],
+        "late_caches": outcome.late_caches,
+        "first_faults": [fault[:FAULT_CHARACTERS] for fault in outcome.faults()[:5]],
     }
 
 

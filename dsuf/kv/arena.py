@@ -154,9 +154,9 @@ class Arena:
         """Give up what was not published; its blocks come back when nobody writes them any more. Idempotent."""
         when_ended(filling.writing, lambda: self._abandon(filling))
 
-    def lease(self, page: HostPage | None, point: CommitPoint | None = None) -> Lease:
-        """Keep the pages up to `page`, and a ready `point`, until `release`."""
-        lease = Lease(page, point)
+    def lease(self, page: HostPage | None, point: CommitPoint | None = None, *, firm: bool = False) -> Lease:
+        """Keep the pages up to `page`, and a ready `point`, until `release`; `clear` spares what is leased `firm`ly."""
+        lease = Lease(page, point, firm)
         if page is not None:
             page.uses += 1
         if point is not None:
@@ -204,14 +204,17 @@ class Arena:
             self._hide(page)
 
     def clear(self) -> int:
-        """Withdraw everything, also what is being written; how many commit points that were."""
-        points = self.points()
+        """Withdraw everything but what is leased firmly, also what is being written; how many commit points that
+        were."""
+        firm = [lease for lease in self._leases if lease.firm]
+        spared = {page for lease in firm if lease.page is not None for page in lease.page.chain()}
+        points = [point for point in self.points() if all(point is not lease.point for lease in firm)]
         for point in points:
             self.withdraw(point)
         for filling in self._fillings:
             filling.valid = False
         for node in list(self.tree.nodes()):
-            if node.host is not None:
+            if node.host is not None and node.host not in spared:
                 self.withdraw_page(node.host)
         return len(points)
 

@@ -31,8 +31,9 @@ class Filling:
 
 
 class Lease:
-    """The right to read the pages up to `page`, and `point`, until `Arena.release`."""
+    """The right to read the pages up to `page`, and `point`, until `Arena.release`; where it is `firm` they can also be
+    found until then."""
 
-    def __init__(self, page: HostPage | None, point: CommitPoint | None) -> None:
-        self.page, self.point = page, point
+    def __init__(self, page: HostPage | None, point: CommitPoint | None, firm: bool = False) -> None:
+        self.page, self.point, self.firm = page, point, firm
         self.live = True

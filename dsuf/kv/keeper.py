@@ -34,6 +34,7 @@ class Copy:
         self.before = holding.latest
         self.tasks = 0
         self.stale = False
+        self.point: CommitPoint | None = None  # what came of it
         self.ended = asyncio.Event()
         holding.latest = self
 
@@ -144,7 +145,7 @@ class Keeper:
             return
         if head.stateful:
             self._name(copy, trace)
-            if self._is_known(trace, head):
+            if self._is_known(copy, trace, head):
                 return
         if not self._arena.has_room(trace, head.length, head.payload_bytes):
             self._metrics.count_commit("refused")
@@ -158,7 +159,8 @@ class Keeper:
                 before, lease = lease, self._arena.lease(kept.page)
                 if before is not None:
                     self._arena.release(before)
-            if await self._copy_part(copy, trace, head) is not None:
+            if (kept := await self._copy_part(copy, trace, head)) is not None:
+                copy.point = kept
                 self._metrics.count_commit("kept")
         finally:
             if lease is not None:
@@ -187,7 +189,7 @@ class Keeper:
     ) -> CommitPoint | None:  # fmt: skip
         """Let what was written be found, unless the turn failed meanwhile; pages without a state give way to it."""
         holding = copy.holding
-        if holding.failed or copy.stale or (head.stateful and self._is_known(filling.trace, head)):
+        if holding.failed or copy.stale or (head.stateful and self._is_known(copy, filling.trace, head)):
             self._arena.abandon(filling)
             return None
         kept = self._arena.publish(filling, head, checksums, checksum)
@@ -202,11 +204,12 @@ class Keeper:
             holding.made.append(kept)
         return kept
 
-    def _is_known(self, trace: Trace, head: PointHead) -> bool:
+    def _is_known(self, copy: Copy, trace: Trace, head: PointHead) -> bool:
         """Whether such a commit point is kept already, which is a use of it."""
-        if (point := self._arena.find_exact(trace, head.length)) is not None:
-            self._arena.credit(point)
-        return point is not None
+        copy.point = self._arena.find_exact(trace, head.length)
+        if copy.point is not None:
+            self._arena.credit(copy.point)
+        return copy.point is not None
 
     def _name(self, copy: Copy, trace: Trace) -> None:
         """Let the pages of a turn be found on the device, those with generated tokens too."""
@@ -242,7 +245,11 @@ class Keeper:
         return [seal(blocks.view(block)) for block in filling.pages], seal_point(head, tail, payload)
 
     def _fail(self, copy: Copy, error: Exception) -> None:
-        """Something went wrong; the turn goes on without."""
+        """Something went wrong, or took too long, as behind a long step; the turn goes on without."""
+        if isinstance(error, TimeoutError):
+            self._metrics.count_commit("late")
+            log_event("session cache late", what="export", turn=copy.holding.turn.id)
+            return
         self._metrics.count_commit("failed")
         log_event("session cache failed", level="warning", error=error, what="export", turn=copy.holding.turn.id)
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 
 from dsuf.errors import ContextTooLong
 from dsuf.kv.arena import Arena
+from dsuf.kv.aside import Aside
 from dsuf.kv.attach import Restored
 from dsuf.kv.calls import work
 from dsuf.kv.holding import Holding
-from dsuf.kv.keeper import Keeper, Step
+from dsuf.kv.keeper import Copy, Keeper, Step
 from dsuf.kv.loader import Loader
 from dsuf.kv.pages import PagePool
 from dsuf.kv.point import DamagedCache, HostPage
@@ -47,6 +48,7 @@ class Sessions:
         self._traced: tuple[Prompt, Trace] | None = None
         self._loader = Loader(engine, arena)
         self._keeper = Keeper(engine, arena, self.pool, metrics, deadline_s, lambda: self.on_room())
+        self._aside = Aside(arena)
         self._sources = Sources(self.layout, arena, self.pool)
         metrics.watch_sessions(self.counters)
 
@@ -107,6 +109,7 @@ class Sessions:
                     return None
         except TimeoutError:
             return None
+        self._aside.give_up(turn.id)
         restored = holding.choice.restored()
         self._metrics.count_lookup("hit" if restored.start else "miss", restored.start)
         self._metrics.observe_restore(time.monotonic() - started_s)
@@ -138,6 +141,28 @@ class Sessions:
             self._metrics.count_commit("failed")
             log_event("session cache failed", level="warning", error=error, what="export", turn=turn.id)
             return asyncio.create_task(_nothing())
+
+    def can_keep(self, turn: str, length: int) -> bool:
+        """Whether there is room now for a commit point of an attached turn at `length`."""
+        holding = self._held.get(turn)
+        if holding is None or holding.trace is None or holding.failed:
+            return False
+        return self.arena.has_room(holding.trace, length, self.layout.state_bytes)
+
+    def put_aside(self, turn: Turn, length: int, step: Step | None) -> asyncio.Task[bool]:
+        """As `commit`, and hold on to what was kept until the turn takes it over, or `give_up`; whether it was kept.
+
+        The task, which never fails, ends when the turn may be detached.
+        """
+        holding = self._held[turn.id]
+        before = holding.latest
+        reading = self.commit(turn, length, step)
+        copy = None if holding.latest is before else holding.latest
+        return asyncio.create_task(self._put_aside(holding, length, reading, copy))
+
+    def give_up(self, turn: str) -> None:
+        """`turn`, whose state may have been put aside, does not come again; idempotent."""
+        self._aside.give_up(turn)
 
     def commit_pages(self, turn: Turn, length: int) -> asyncio.Task[None]:
         """Keep the whole pages within the first `length` positions of the prompt, which are computed, without a state:
@@ -205,6 +230,7 @@ class Sessions:
     async def close(self) -> None:
         """Wait for what is on its way, then drop everything."""
         await self.settle()
+        self._aside.clear()
         self.flush()
 
     async def _trace(self, turn: Turn) -> Trace:
@@ -252,6 +278,18 @@ class Sessions:
         self._sources.name(holding, holding.choice.length // self.layout.page_tokens)
         return True
 
+    async def _put_aside(
+        self, holding: Holding, length: int, reading: asyncio.Task[None], copy: Copy | None
+    ) -> bool:  # fmt: skip
+        """Hold on to what `copy` makes, or, where there was none to make, to what is kept already."""
+        await reading
+        if copy is not None:
+            await copy.ended.wait()  # all that it waits for has a deadline
+            return self._aside.put(holding.turn.id, copy.point)
+        trace = holding.trace
+        known = trace is not None and not holding.failed and length <= trace.length
+        return self._aside.put(holding.turn.id, self.arena.find_exact(trace, length) if known and trace else None)
+
     def _known(self, trace: Trace, length: int) -> bool:
         """Whether a state at `length` of the prompt is kept already, which is a use of it."""
         point = self.arena.find_exact(trace, length) if length <= trace.length else None
@@ -266,7 +304,11 @@ class Sessions:
         self._sources.discredit(holding, damaged)
 
     def _fail(self, turn: str, error: Exception) -> None:
-        """Something went wrong; the turn goes on without."""
+        """Something went wrong, or took too long; the turn goes on without."""
+        if isinstance(error, TimeoutError):
+            self._metrics.count_lookup("late")
+            log_event("session cache late", what="import", turn=turn)
+            return
         self._metrics.count_lookup("failed")
         log_event("session cache failed", level="warning", error=error, what="import", turn=turn)
 

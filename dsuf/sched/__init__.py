@@ -10,6 +10,8 @@ thin.
 - One step is always under way: the next one is launched behind the running one, on what that one is expected to leave.
   So results are looked at one step late, and a turn whose end nobody foresaw is named in one step more, which gives it
   nothing. What is to be kept of a turn is asked for right behind the step that brings it there.
+- Results are handed on, and the next step is launched, where the engine tells that a step is done, without waking a
+  task in between: only a reader that has to wait for its client is woken, and then goes first.
 - The gap between a stream's tokens is bounded, whatever prompts arrive: steps are planned by what they are expected to
   take, and the chunk of a prompt shrinks until its step fits. It never shrinks below a least chunk, so that prompts
   progress; and it grows by steps, so that no engine is taken by surprise.
@@ -17,7 +19,8 @@ thin.
   however many streams the others have. Where serving all at once costs nobody more than that, nobody yields. Places
   are shared alike too: where all are taken, a tenant with fewer takes one from a tenant with more.
 - Lower priority numbers go first: in the queue, in prefill, and for the places and pages of running turns, which are
-  put back then and go on later from where they were. In a priority the tenant with fewest places is next, and of those
+  put back then and go on later from where they were; where prompts are replayed, only if there is room for their state
+  until then, as no other state gives the same tokens. In a priority the tenant with fewest places is next, and of those
   alike each in turn; of a tenant it is first come, first served, so nothing starves behind smaller turns.
 - What can never fit is refused at once, what waits is bounded, and a deadline ends a turn at any stage.
 - A step that raises ends the turns it carried. Several in a row, or one that does not come back in time, make the node

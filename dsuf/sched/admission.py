@@ -145,6 +145,7 @@ class Admission:
             Running(
                 turn=held.turn.id, priority=held.turn.priority, attached_s=held.attached_s,
                 own_pages=self._places.count_own_pages(held), tenant=held.turn.tenant,
+                movable=self._places.can_put_back(held),
             )
             for held in self._places
         ]  # fmt: skip
@@ -159,5 +160,4 @@ class Admission:
     def _preempt(self, held: Held, turn: Turn) -> None:
         """Let `held` leave for `turn`."""
         log_event("turn put back", turn=held.turn.id, length=held.length, for_turn=turn.id)
-        self._metrics.count_preemption()
-        self._places.dismiss(held, "preempted")
+        self._places.put_back(held)

@@ -33,7 +33,7 @@ def continue_turn(ticket: TurnTicket) -> Turn:
 
     A draw depends on seed and position alone, so its tokens are those that it would have had without a break. Of a
     seeded turn with drafts only the distribution is the same, since rounds begin elsewhere. Where prompts are replayed
-    it all holds as long as the state in which the turn was put back is still kept.
+    the state in which the turn was put back is kept until then.
     """
     turn = ticket.turn
     prompt = msgspec.structs.replace(turn.prompt, ids=(*turn.prompt.ids, *ticket.ids))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from dsuf.sched.policy import Prefilling
 from dsuf.sched.ticket import TurnTicket
@@ -32,11 +32,13 @@ class Held:
         self.generated_tokens = 0
         self.coming_tokens = 0
         self.steps_under_way = 0
-        self.latest: asyncio.Task[list[StepResult]] | None = None  # the step launched for it last
+        self.latest: asyncio.Future[list[StepResult]] | None = None  # the step launched for it last
         self.failed = False
         self.leaving: Leaving | None = None
         self.filling = False
-        self.reading: set[asyncio.Task[None]] = set()
+        self.reading: set[asyncio.Task[Any]] = set()
+        self.aside: asyncio.Task[bool] | None = None  # keeps what a turn that is put back goes on from
+        self.settled = False
 
     @property
     def length(self) -> int:
@@ -59,18 +61,29 @@ class Held:
     @property
     def wants_token(self) -> bool:
         """Whether a turn whose prompt is launched can get a token in the next step."""
-        return self.generated_tokens + self.coming_tokens < self.max_tokens
+        return self.generated_tokens + self.coming_tokens < self.max_tokens and self.plannable
 
     @property
     def may_go(self) -> bool:
         """Whether nothing of it is under way any more, so that it can be detached."""
         return self.leaving is not None and not (self.steps_under_way or self.filling or self.reading)
 
-    def read(self, task: "asyncio.Task[None]", on_end: Callable[[], None]) -> None:
+    @property
+    def lacks_state(self) -> bool:
+        """Whether it was to be put back, and what it would go on from could not be kept."""
+        if self.leaving != "preempted" or self.aside is None or self.ticket.ended:
+            return False
+        return self.aside.cancelled() or self.aside.exception() is not None or not self.aside.result()
+
+    def stay(self) -> None:
+        """It is not put back after all, now or later."""
+        self.leaving, self.aside, self.settled = None, None, True
+
+    def read(self, task: "asyncio.Task[Any]", on_end: Callable[[], None]) -> None:
         """`task` reads from the cache of the turn; `on_end` is called when it is done."""
         self.reading.add(task)
 
-        def end(done: "asyncio.Task[None]") -> None:
+        def end(done: "asyncio.Task[Any]") -> None:
             self.reading.discard(done)
             on_end()
 

@@ -7,7 +7,7 @@ the steps that still name it are done, it is detached and its pages are released
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from dsuf.errors import EngineFailed, RequestError
 from dsuf.kv.commit import is_due
@@ -29,6 +29,7 @@ class Places:
         self._chunk_tokens = chunk_tokens
         self._exact = engine.layout.replay_tokens == 0
         self._held: dict[str, Held] = {}
+        self.get = self._held.get  # the stay of the turn of a name, if the engine holds it: asked for each result
 
     def __len__(self) -> int:
         return len(self._held)
@@ -42,9 +43,9 @@ class Places:
     def __getitem__(self, turn: str) -> Held:
         return self._held[turn]
 
-    def get(self, turn: str) -> Held | None:
-        """The stay of the turn named `turn`, if the engine holds it."""
-        return self._held.get(turn)
+    def named(self, turns: Iterable[str]) -> list[Held]:
+        """The stays of `turns`."""
+        return [self._held[turn] for turn in turns]
 
     @property
     def free(self) -> int:
@@ -138,10 +139,40 @@ class Places:
             held.read(self._sessions.commit(held.turn, held.length, held.latest), self._on_change)
         held.leaving = held.leaving or why
 
+    def can_put_back(self, held: Held) -> bool:
+        """Whether the turn could go on later as if it had not been away.
+
+        What it said must have followed from the same windows; in replay mode these are not computed again as they were.
+        """
+        if not self._needs_state(held):
+            return True
+        length = held.length + self._engine.layout.page_tokens  # the steps under way may give some more
+        return held.ready and not held.settled and self._sessions.can_keep(held.turn.id, length)
+
+    def put_back(self, held: Held) -> None:
+        """The turn leaves for another one, unless what it needs to go on cannot be kept: then it stays."""
+        if not self._needs_state(held):
+            self.dismiss(held, "preempted")
+            return
+        held.leaving, held.kept_tokens = "preempted", held.length
+        held.aside = self._sessions.put_aside(held.turn, held.length, held.latest)
+        held.read(held.aside, self._on_change)
+
+    def _needs_state(self, held: Held) -> bool:
+        """Whether the turn has said something, or is about to, that can only go on from its state."""
+        return not self._exact and bool(held.ticket.ids or held.launched_tokens >= held.prompt_tokens)
+
     def retire(self) -> list[Held]:
         """Detach the turns of which nothing is under way any more, and return them."""
-        gone = [held for held in self if held.may_go]
+        leaving = [held for held in self._held.values() if held.leaving is not None]
+        for held in leaving:
+            if held.may_go and held.lacks_state:
+                log_event("turn stays", turn=held.turn.id, length=held.length)
+                held.stay()
+        gone = [held for held in leaving if held.may_go]
         for held in gone:
+            if held.ticket.ended:
+                self._sessions.give_up(held.turn.id)
             del self._held[held.turn.id]
             try:
                 self._engine.detach(held.turn.id)

@@ -7,13 +7,15 @@ import msgspec
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that the engine holds: its priority and tenant, when it was attached, and the pages that only it holds."""
+    """A turn that the engine holds: its priority and tenant, when it was attached, the pages that only it holds, and
+    whether it can be put back."""
 
     turn: str
     priority: int
     attached_s: float
     own_pages: int
     tenant: str = ""
+    movable: bool = True
 
 
 def choose_victims(
@@ -45,13 +47,16 @@ def choose_victims(
 
 def _choose_next(running: Sequence[Running], priority: int, tenant: str) -> Running | None:
     """The first of those that may be put back."""
-    worse = [turn for turn in running if turn.priority > priority]
+    worse = [turn for turn in running if turn.movable and turn.priority > priority]
     if worse:
         return max(worse, key=lambda turn: (turn.priority, turn.attached_s))
     places = Counter(turn.tenant for turn in running)
     rich = [
         turn
         for turn in running
-        if turn.priority == priority and turn.tenant != tenant and places[turn.tenant] - 1 > places[tenant]
+        if turn.movable
+        and turn.priority == priority
+        and turn.tenant != tenant
+        and places[turn.tenant] - 1 > places[tenant]
     ]
     return max(rich, key=lambda turn: (places[turn.tenant], turn.attached_s), default=None)

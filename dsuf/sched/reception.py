@@ -68,6 +68,8 @@ class Reception:
         if ticket.ended:
             self._turn_s += 0.1 * (time.monotonic() - held.attached_s - self._turn_s)
         else:
+            if held.leaving == "preempted":
+                self._metrics.count_preemption()
             ticket.put_back()
             self.queue.put(continue_turn(ticket), first=True)
 
@@ -161,5 +163,6 @@ class Reception:
         if (held := self._places.get(name)) is not None:
             self._places.dismiss(held, "ended", keep=self.trouble is None)
         elif ticket.stage == "queued" and not (self._intake is not None and self._intake.drop(name)):
+            self._sessions.give_up(name)
             self.queue.remove(ticket.turn)
             self.on_arrival()

@@ -192,7 +192,9 @@ def make_prompt_trace(
     return make_trace(layout, salt, np.array(prompt, "<i8").tobytes(), spans)
 
 
-def fill(arena: Arena, trace: Trace, *, spare: int = 0, repeats: bool = False, payload: int = 30) -> Filling | None:
+def fill(
+    arena: Arena, trace: Trace, *, spare: int = 0, near: int = 0, repeats: bool = False, payload: int = 30
+) -> Filling | None:  # fmt: skip
     """Blocks for a state that ends `trace`, with bytes in them."""
     filling = arena.reserve(trace, trace.length, payload)
     if filling is not None:
@@ -210,10 +212,13 @@ def publish(arena: Arena, filling: Filling, **state: Any) -> CommitPoint | None:
     return arena.publish(filling, head, checksums, seal_point(head, tail, pieces))
 
 
-def make_state(trace: Trace, *, spare: int = 0, repeats: bool = False, payload: int = 30) -> SessionState:
+def make_state(
+    trace: Trace, *, spare: int = 0, near: int = 0, repeats: bool = False, payload: int = 30
+) -> SessionState:  # fmt: skip
     """A state that ends `trace`."""
     return SessionState(
-        fingerprint="toy", length=trace.length, ids=trace.ids, payload=bytes(payload), spare=spare, repeats=repeats
+        fingerprint="toy", length=trace.length, ids=trace.ids, payload=bytes(payload), spare=spare, near=near,
+        repeats=repeats,
     )  # fmt: skip
 
 

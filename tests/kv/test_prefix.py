@@ -92,16 +92,17 @@ def test_a_prompt_longer_than_what_is_kept_finds_the_longest() -> None:
     assert [found(arena, IDS[:n]) for n in (5, 6, 8, 9, 16, 17, 25, 26, 300)] == [0, 5, 5, 8, 13, 16, 16, 25, 25]
 
 
-def put_all(spares: dict[int, int]) -> Arena:
+def put_all(spares: dict[int, int], way: str = "spare") -> Arena:
     """An arena with commit points at these lengths of `IDS`."""
     arena = make_small_arena(400)
     for length, spare in spares.items():
-        put(arena, IDS[:length], spare=spare)
+        put(arena, IDS[:length], **{way: spare})
     return arena
 
 
-def test_a_shared_beginning_is_used_as_far_as_commit_points_can_spare() -> None:
-    arena = put_all(dict.fromkeys(range(7, 300, 7), 3))
+@pytest.mark.parametrize("way", ["spare", "near"])
+def test_a_shared_beginning_is_used_as_far_as_commit_points_can_spare(way: str) -> None:
+    arena = put_all(dict.fromkeys(range(7, 300, 7), 3), way)
     shared = [found(arena, (*IDS[:n], *range(50))) for n in range(290)]
     assert all(n - 7 < reused <= n for n, reused in enumerate(shared))
     assert shared == sorted(shared)

@@ -6,6 +6,7 @@ python3 -m tests.rdma.cases [NAME...]     # on the only machine, or on the secon
 import asyncio
 import contextlib
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -249,6 +250,36 @@ async def cancelled(reader: Reader) -> str:
     await reader.read([3])
     assert await reader.is_whole([3])
     return f"ended after {took_s * 1e3:.0f} ms"
+
+
+@case
+async def any_pulls_and_cancels(reader: Reader) -> str:
+    """What came is right, what was given up is written no more, and no pair is left of either."""
+    chance = random.Random(3)
+
+    async def pull(targets: range) -> bool:
+        sources = chance.sample(ALL, len(targets))
+        views = [reader.blocks.view(target) for target in targets]
+        try:
+            async with asyncio.timeout(chance.choice((0.005, 0.02, 0.1, 10))):
+                await reader.mover.read(OFFER, [Piece(source, 1) for source in sources], views)
+        except TimeoutError:
+            marks = [bytes([number % 251]) * BLOCK for number in targets]
+            for view, mark in zip(views, marks, strict=True):
+                view[:] = mark
+            await asyncio.sleep(0.2)
+            assert all(view == mark for view, mark in zip(views, marks, strict=True)), "written after the end"
+            return False
+        assert [seal(view) for view in views] == await reader.ask("digests", sources)
+        return True
+
+    ends: list[bool] = []
+    for _ in range(12):
+        ends += await asyncio.gather(*(pull(range(start, start + 24)) for start in (0, 100, 200)))
+    await asyncio.sleep(0.5)
+    assert len(reader.adapter) <= PACE.pairs and await reader.ask("pairs") <= PACE.pairs
+    assert 5 < sum(ends) < len(ends) - 5, ends
+    return f"{sum(ends)} of {len(ends)} came over"
 
 
 @case

@@ -6,6 +6,7 @@ Everything comes from Debian's packages, but for the few Python packages that th
 Debian does not have or has too old. The result is kept outside the checkout and is used by all of them.
 """
 
+import fcntl
 import gzip
 import hashlib
 import lzma
@@ -61,13 +62,21 @@ def make_image(folder: Path) -> Path:
     if missing := missing_tools():
         raise NoImage("apt-get install " + " ".join(missing))
     folder.mkdir(parents=True, exist_ok=True)
-    stamp.unlink(missing_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (stamp.exists() and stamp.read_text() == key):  # while this one waited, another one may have built it
+            _replace(folder)
+            stamp.write_text(key)
+    return folder
+
+
+def _replace(folder: Path) -> None:
+    """Build all files; those of machines that run are not touched."""
+    (folder / "key").unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         _build(Path(name))
         for file in FILES:
             (Path(name) / file).replace(folder / file)
-    stamp.write_text(key)
-    return folder
 
 
 def _build(work: Path) -> None:

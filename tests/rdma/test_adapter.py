@@ -66,6 +66,17 @@ def test_a_name_without_an_address() -> None:
         open_adapter(map_memory(8192), 256, "no such host", wanted="rdma", find=find)
 
 
+def test_a_node_that_keeps_nothing() -> None:
+    with pytest.raises(CommandError, match="no host cache"):
+        open_adapter(map_memory(0), 256, "127.0.0.1", wanted="rdma", find=find)
+
+
+def test_addresses_in_brackets() -> None:
+    opened = open_adapter(map_memory(4096), 256, "[::ffff:127.0.0.1]", wanted="rdma", find=lambda _: find("10.0.0.1"))
+    assert opened is not None
+    opened.close()
+
+
 def test_locked_memory_is_checked_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is given back; who may lock anything is not held up."""
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (8 << 20, 8 << 20))

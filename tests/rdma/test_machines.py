@@ -19,7 +19,7 @@ ALONE = {
 }
 """Cases that are tried within one machine too: there packets take another way."""
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

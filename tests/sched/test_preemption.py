@@ -47,6 +47,13 @@ def test_a_tenant_takes_a_place_from_one_that_has_more_until_they_are_alike() ->
     assert victims(hold(a=1), "b") == ()
 
 
+def test_one_that_cannot_be_moved_stays_and_counts_as_a_place() -> None:
+    turns = [Running(turn=str(i), priority=0, attached_s=i, own_pages=1, tenant="a", movable=i < 2) for i in range(4)]
+    assert choose_victims(turns, priority=0, tenant="b", missing_places=1, missing_pages=0) == ("1",)
+    assert choose_victims(turns[2:], priority=0, tenant="b", missing_places=1, missing_pages=0) == ()
+    assert choose_victims(turns, priority=-1, tenant="b", missing_places=3, missing_pages=0) == ()
+
+
 @given(running, st.integers(-2, 2), st.sampled_from("abc"), st.integers(0, 4), st.integers(-3, 30))
 def test_it_frees_what_it_promises_or_nothing(
     turns: list[Running], priority: int, tenant: str, missing_places: int, missing_pages: int

@@ -35,12 +35,16 @@ def run(
     drafts: int = 0,
     chunk_tokens: int = 50,
     max_turns: int = 4,
+    points: int = 40,
 ) -> Any:
-    """What `scenario` gives on a node in replay mode."""
+    """What `scenario` gives on a node in replay mode, with host memory for so many commit points of short turns."""
 
     async def main() -> Any:
         engine = WatchedReference(oracle.model, oracle.drafter if drafts else None, 24, max_turns, "replay")
-        async with serving(engine, drafts=drafts, chunk_tokens=chunk_tokens, audit_share=1.0) as node:
+        blocks = points * (3 - -engine.layout.state_bytes // engine.layout.page_bytes)
+        async with serving(
+            engine, drafts=drafts, chunk_tokens=chunk_tokens, audit_share=1.0, blocks=blocks
+        ) as node:  # fmt: skip
             return await scenario(node)
 
     return run_virtually(main)
@@ -178,10 +182,14 @@ def test_pitfall_11_what_is_reused_rises_with_what_is_shared(replay_tokens: int)
 
 
 @pytest.mark.parametrize("drafts", [0, pytest.param(5, marks=FULL)])
-def test_a_turn_that_is_put_back_goes_on_as_if_it_had_not_been(oracle: Oracle, drafts: int) -> None:
-    """It goes on exactly where it was: nothing that it decoded is replayed."""
+@pytest.mark.parametrize("trouble", ["", "no room", "crowded", "flushed", pytest.param("late", marks=FULL)])
+def test_a_turn_that_is_put_back_goes_on_as_if_it_had_not_been(oracle: Oracle, drafts: int, trouble: str) -> None:
+    """It goes on exactly where it was, whatever becomes of all else that is kept: nothing that it decoded is replayed.
+    Where its state cannot be kept it is not put back."""
 
     async def scenario(node: Node, others: int) -> list[int]:
+        if trouble == "late":
+            node.engine.before = lambda call: 6.0 if call == "read_state" else 0.0
         low = msgspec.structs.replace(say("low", PROMPT[:70], 40), priority=1)
         ticket = node.scheduler.submit(low)
         tokens: list[int] = []
@@ -190,9 +198,17 @@ def test_a_turn_that_is_put_back_goes_on_as_if_it_had_not_been(oracle: Oracle, d
             tokens += result.ids
             if came < others and len(tokens) >= 6 * came:
                 came += 1
-                await node.run(say(f"high{came}", TEXT[200 + came : 209], 2))
-        assert node.read_metric("dsuf_preemptions_total") >= others - 1
+                high = [say(f"high{came}{i}", TEXT[150 + 9 * came + 3 * i : 280], 2) for i in range(3)]
+                await node.run(high[0])
+                if trouble == "flushed":
+                    node.sessions.flush()
+                await node.run_all(*high[1:])
+        put_back = node.read_metric("dsuf_preemptions_total")
+        assert put_back == 0 if trouble in ("no room", "late") else put_back >= others - 1
         return tokens
 
-    alone, disturbed = (run(oracle, partial(scenario, others=others), drafts=drafts, max_turns=1) for others in (0, 4))
+    points = {"no room": 0, "crowded": 2}.get(trouble, 40)
+    alone, disturbed = (
+        run(oracle, partial(scenario, others=others), drafts=drafts, max_turns=1, points=points) for others in (0, 4)
+    )
     assert alone == disturbed

@@ -19,5 +19,9 @@ Imports `kv`, `types`, `errors` and `observe`.
   under way, no more. Cancelling tells the other side. Silence ends a connection: whoever waits hears of it.
 - *Destinations belong to the reader until nothing can write them*: over TCP what comes for a pull that was given up is
   thrown away from that moment on; by RDMA the queue pair is destroyed first.
+- *RDMA reads, and does nothing else.* The arena is registered once, whole, before anything is in it: whoever has proved
+  itself could read all of it. A pull has a queue pair to itself, which its failure costs. Where a lease ends other than
+  by who took it, all pairs of that peer are destroyed before the blocks serve others. If the first read of a connection
+  fails, there may be no way between the two devices, and TCP is used.
 - *Sources may change while they are sent*: nobody waits for a slow reader, whose lease then ends; it is told so.
 """

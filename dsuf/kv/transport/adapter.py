@@ -99,7 +99,7 @@ def open_adapter(
     find: Callable[[str], Device] = VerbsDevice,
 ) -> Adapter | None:  # fmt: skip
     """The RDMA port with the address of `host`, and `memory` registered with it; None where TCP is to be used, which is
-    logged with its reason. All of `memory` is written on the way, so it must not be in use; takes 0.1 to 0.5 s a GB.
+    logged with its reason. All of `memory` is written on the way, so it must not be in use, and it takes a while.
 
     Raises `CommandError` where RDMA is wanted and cannot be had.
     """
@@ -118,6 +118,8 @@ def open_adapter(
 
 def _open(memory: memoryview, block_bytes: int, host: str, find: Callable[[str], Device]) -> Adapter:
     """As `open_adapter`; raises `DeviceError` with the reason."""
+    if not len(memory):
+        raise DeviceError("there is no host cache to read (cache_bytes)")
     try:
         address = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0]
     except OSError as error:

@@ -49,10 +49,11 @@ def test_a_commit_point_is_found_by_the_prompts_that_can_use_it() -> None:
     assert find(book, range(21), salt="other") == Found()
 
 
-def test_a_state_that_can_spare_some_positions_is_found_without_them() -> None:
+@pytest.mark.parametrize("way", ["spare", "near"])
+def test_a_state_that_can_spare_some_positions_is_found_without_them(way: str) -> None:
     arena = make_arena()
     shelf = Shelf(arena, 1000)
-    put(arena, range(20), spare=5)
+    put(arena, range(20), **{way: 5})
     put(arena, range(100, 116), repeats=True)
     book = read_shelf(shelf)
     assert find(book, range(30)).length == 20

@@ -166,13 +166,13 @@ class Attention:
         work, c, name = todo.work, self.config, f"{self.prefix}.compressor"
         single = self.ratio == 1
         todo.launch(
-            "project_bf16_dim", x=work["input"], weight=self.arena[f"{name}.wkv.weight"],
+            "project_bf16_few", x=work["input"], weight=self.arena[f"{name}.wkv.weight"],
             out=None if single else work["kv"], rounded=work["pooled"] if single else None, n=c.head_dim,
         )  # fmt: skip
         if single:
             return
         todo.launch(
-            "project_bf16_dim", x=work["input"], weight=self.arena[f"{name}.wgate.weight"], out=work["gate"],
+            "project_bf16_few", x=work["input"], weight=self.arena[f"{name}.wgate.weight"], out=work["gate"],
             rounded=None, n=c.head_dim,
         )  # fmt: skip
         todo.launch(
@@ -194,7 +194,7 @@ class Attention:
             place=None, codes_stride=width // 2, scales_stride=width // 32, width=width,
         )  # fmt: skip
         todo.launch(
-            "project_bf16_dim", x=work["input"], weight=self.arena[f"{name}.weights_proj.weight"], out=None,
+            "project_bf16_few", x=work["input"], weight=self.arena[f"{name}.weights_proj.weight"], out=None,
             rounded=work["index_weights"], n=c.index_n_heads,
         )  # fmt: skip
         todo.launch("scale_heads", weights=work["index_weights"])

@@ -28,7 +28,7 @@ class Moe:
     def _route(self, todo: Pass) -> None:
         work, gate = todo.work, f"{self.prefix}.gate"
         todo.launch(
-            "project_bf16_dim", x=work["input"], weight=self.arena[f"{gate}.weight"], out=work["router"],
+            "project_bf16_few", x=work["input"], weight=self.arena[f"{gate}.weight"], out=work["router"],
             rounded=None, n=self.experts,
         )  # fmt: skip
         chosen = {"chosen": work["chosen"], "weights": work["chosen_weights"]}

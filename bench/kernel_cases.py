@@ -77,7 +77,7 @@ def stream_cases(rows: int) -> Iterator[Case]:
         "collapse_norm",
         "",
         lambda: {"streams": bf16(rows, s, dim)},
-        live | quantised | {"pre": mixes["pre"], "weight": bf16(dim)},
+        live | quantised | {"pre": mixes["pre"], "weight": bf16(dim), "meaning": bf16(rows, dim)},
         rows * dim * (2 * s + 3),
     )
     yield Case(
@@ -195,8 +195,7 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
         lambda: w13,
         grouped
         | {
-            "codes": u8(rows, dim),
-            "scales": e8m0(rows, dim // 32),
+            "x": bf16(rows, dim),
             "weights": routed["weights"],
             "inner": bf16(pairs, inter),
             "slots": slots,
@@ -210,7 +209,7 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
         note,
         lambda: w2,
         grouped
-        | {"codes": u8(pairs, inter), "scales": e8m0(pairs, inter // 32), "out": bf16(pairs, dim), "slots": slots},
+        | {"inner": bf16(pairs, inter), "out": bf16(pairs, dim), "slots": slots},
         used * inter * dim * 17 // 32,
     )
     yield Case(

@@ -46,7 +46,7 @@ class TransformerBlock:
         work = todo.work
         todo.launch(
             "collapse_norm", streams=work["streams"], pre=work[pre], weight=self.arena[f"{self.prefix}.{norm}.weight"],
-            y=work["input"], **work.quantised("input"),
+            y=work["input"], **work.quantised("input"), meaning=work["input.meaning"],
         )  # fmt: skip
 
     def _mix(self, todo: Pass, site: str) -> None:

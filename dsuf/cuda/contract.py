@@ -132,7 +132,7 @@ MIX_STREAMS = Params(
 )  # fmt: skip
 COLLAPSE_NORM = Params(
     "CollapseNorm", streams="*bf16 rows streams dim", pre="*f32 rows streams", weight="*bf16 dim", y="*bf16 rows dim",
-    codes="*u8? rows dim", scales="*u8? rows dim/32", **_LIVE, rows="i32",
+    codes="*u8? rows dim", scales="*u8? rows dim/32", meaning="*bf16? rows dim", **_LIVE, rows="i32",
 )  # fmt: skip
 EXPAND_STREAMS = Params(
     "ExpandStreams", branch="*bf16 rows dim", streams="*bf16 rows streams dim", post="*f32 rows streams",
@@ -164,12 +164,12 @@ GROUP_EXPERTS = Params(
 )  # fmt: skip
 _GROUPED = {"used": "*i32 1", "expert": "*i32 slots", "first": "*i32 slots+1", "order": "*i32 1"}
 EXPERTS_UP = Params(
-    "ExpertsUp", codes="*u8 dim", scales="*u8 dim/32", w1="*u8 inter dim/2", w1_scale="*u8 inter dim/32",
+    "ExpertsUp", x="*bf16 dim", w1="*u8 inter dim/2", w1_scale="*u8 inter dim/32",
     w3="*u8 inter dim/2", w3_scale="*u8 inter dim/32", weights="*f32 picks", **_GROUPED, inner="*bf16 picks inter",
     slots="i32", picks="i32",
 )  # fmt: skip
 EXPERTS_DOWN = Params(
-    "ExpertsDown", codes="*u8 inter", scales="*u8 inter/32", w2="*u8 dim inter/2", w2_scale="*u8 dim inter/32",
+    "ExpertsDown", inner="*bf16 inter", w2="*u8 dim inter/2", w2_scale="*u8 dim inter/32",
     **_GROUPED, out="*bf16 dim", slots="i32",
 )  # fmt: skip
 COMBINE_EXPERTS = Params(

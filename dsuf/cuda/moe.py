@@ -45,17 +45,16 @@ class Moe:
         )  # fmt: skip
 
     def _run_routed(self, todo: Pass) -> None:
-        work, pairs = todo.work, todo.rows * self.picks
+        work = todo.work
         grouped: dict[str, Array | int] = {name: work[name] for name in ("used", "expert", "first", "order")}
-        grouped["slots"] = min(self.experts, pairs)
+        grouped["slots"] = min(self.experts, todo.rows * self.picks)
         up = {f"{matrix}{ending}": self._expert(matrix, kind) for matrix in ("w1", "w3") for ending, kind in _FORMS}
         todo.launch_plain(
-            "experts_up", **work.quantised("input"), **up, weights=work["chosen_weights"], **grouped,
+            "experts_up", x=work["input.meaning"], **up, weights=work["chosen_weights"], **grouped,
             inner=work["inner"], picks=self.picks,
         )  # fmt: skip
-        todo.quantize("inner", self.inter, rows=pairs, live=self.arena["all"])
         todo.launch_plain(
-            "experts_down", **work.quantised("inner"), w2=self._expert("w2", "weight"),
+            "experts_down", inner=work["inner"], w2=self._expert("w2", "weight"),
             w2_scale=self._expert("w2", "scale"), **grouped, out=work["routed"],
         )  # fmt: skip
 

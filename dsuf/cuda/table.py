@@ -112,23 +112,28 @@ def _streams() -> list[Kernel]:
     ]  # fmt: skip
 
 
-def expert_tiles(width: int) -> int:
-    """Tiles of a block of the expert kernels: eight, less by the warps that share a contraction of this width."""
-    return 1 if width >= 2048 else 2 if width >= 1024 else 4 if width >= 512 else 8
+def expert_split(width: int) -> int:
+    """Of a block's eight warps in the expert kernels, how many share a contraction of this width."""
+    return 8 if width > 2560 else 4 if width > 1280 else 2 if width > 640 else 1
+
+
+def _up_grid(n: Names) -> tuple[int, int]:
+    """Eight outputs a tile."""
+    return _blocks(n["inter"], 8 * 8 // expert_split(n["dim"])), n["slots"]
+
+
+def _down_grid(n: Names) -> tuple[int, int]:
+    """Sixteen outputs a tile; two tiles a warp that shares with none."""
+    split = expert_split(n["inter"])
+    return _blocks(n["dim"], 16 * (16 if split == 1 else 8 // split)), n["slots"]
 
 
 def _experts() -> list[Kernel]:
     return [
         Kernel("route_experts", "route_experts", contract.ROUTE_EXPERTS, 128, _each_row),
         Kernel("group_experts", "group_experts", contract.GROUP_EXPERTS, 512, _once),
-        Kernel(
-            "experts_up", "experts_up", contract.EXPERTS_UP, 256,
-            lambda n: (_blocks(n["inter"], 16 * expert_tiles(n["dim"])), n["slots"]),
-        ),
-        Kernel(
-            "experts_down", "experts_down", contract.EXPERTS_DOWN, 256,
-            lambda n: (_blocks(n["dim"], 16 * expert_tiles(n["inter"])), n["slots"]),
-        ),
+        Kernel("experts_up", "experts_up", contract.EXPERTS_UP, 256, _up_grid),
+        Kernel("experts_down", "experts_down", contract.EXPERTS_DOWN, 256, _down_grid),
         Kernel("swiglu_rows", "swiglu", contract.SWIGLU, 256, lambda n: (_blocks(n["inter"], 256), n["rows"])),
         Kernel(
             "combine_experts", "combine_experts", contract.COMBINE_EXPERTS, 256,

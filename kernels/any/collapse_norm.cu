@@ -3,7 +3,7 @@
 //   u = bf16(sum_i pre[i] * h[i]);   y = bf16(u * rsqrt(mean(u^2) + eps) * weight);   codes, scales = fp8(y)
 //
 // Shapes: CollapseNorm, 16-byte aligned rows. A block of 640 a row: an octet a thread at the released width. Padding:
-// zeros.
+// zeros; `meaning`, which only routed rows are read of, is left alone.
 // Bound: bytes, 2 * streams + 3 a channel; at decode sizes the launch.
 #include "contract.h"
 #include "launch.cuh"
@@ -17,6 +17,7 @@ extern "C" __global__ void __launch_bounds__(640) collapse_norm(const dsuf::Coll
   uint16_t* y = p.y + row * DSUF_DIM;
   uint8_t* codes = p.codes ? p.codes + row * DSUF_DIM : nullptr;
   uint8_t* scales = p.codes ? p.scales + row * (DSUF_DIM / 32) : nullptr;
+  uint16_t* meaning = p.meaning ? p.meaning + row * DSUF_DIM : nullptr;
   if (row >= *p.live) return Row::clear(y, codes, scales);
   Row held;
 #pragma unroll
@@ -36,5 +37,5 @@ extern "C" __global__ void __launch_bounds__(640) collapse_norm(const dsuf::Coll
     }
     for (float& value : held.x[t]) value = round_bf16(value);
   }
-  held.finish(p.weight, y, codes, scales);
+  held.finish(p.weight, y, codes, scales, meaning);
 }

@@ -58,6 +58,7 @@ struct CollapseNorm {
   uint16_t* y;              // [rows, dim]
   uint8_t* codes;           // [rows, dim] FP8 of y; may be null
   uint8_t* scales;          // [rows, dim / 32]; null with codes
+  uint16_t* meaning;        // [rows, dim] what the codes mean, in the order of fragment.cuh; may be null, null with codes
   const int32_t* live;
   int32_t rows;
 };
@@ -136,8 +137,7 @@ struct GroupExperts {
 };
 
 struct ExpertsUp {
-  const uint8_t* codes;     // [rows, dim] E4M3
-  const uint8_t* scales;    // [rows, dim / 32]
+  const uint16_t* x;        // [rows, dim] in the order of fragment.cuh
   const uint8_t* w1;        // [experts, inter, dim / 2] E2M1
   const uint8_t* w1_scale;  // [experts, inter, dim / 32] E8M0
   const uint8_t* w3;        // as w1
@@ -153,8 +153,7 @@ struct ExpertsUp {
 };
 
 struct ExpertsDown {
-  const uint8_t* codes;     // [rows * picks, inter] E4M3
-  const uint8_t* scales;    // [rows * picks, inter / 32]
+  const uint16_t* inner;    // [rows * picks, inter]
   const uint8_t* w2;        // [experts, dim, inter / 2] E2M1
   const uint8_t* w2_scale;  // [experts, dim, inter / 32]
   const int32_t* used;

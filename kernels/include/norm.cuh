@@ -1,5 +1,6 @@
 // The root-mean-square norm of a row that a block holds in registers, and its FP8 form.
 #pragma once
+#include "fragment.cuh"
 #include "numeric.cuh"
 #include "reduce.cuh"
 
@@ -14,7 +15,9 @@ struct NormedRow {
 
   __device__ static int octet(int turn) { return turn * kThreads + threadIdx.x; }
 
-  __device__ void finish(const uint16_t* weight, uint16_t* y, uint8_t* codes, uint8_t* scales) {
+  // `meaning` gets what the codes mean, in the order of fragment.cuh.
+  __device__ void finish(const uint16_t* weight, uint16_t* y, uint8_t* codes, uint8_t* scales,
+                         uint16_t* meaning = nullptr) {
     double squares = 0.0;
 #pragma unroll
     for (int t = 0; t < kTurns; ++t)
@@ -31,6 +34,7 @@ struct NormedRow {
       for (int i = 0; i < 8; ++i) x[t][i] = round_bf16(__fmul_rn(__fmul_rn(x[t][i], inverse), w[i]));
       if (inside) reinterpret_cast<uint4*>(y)[octet(t)] = pack_bf16x8(x[t]);
       if (codes) quantize_octet<Fp8>(x[t], inside, codes, scales, octet(t));
+      if (meaning && inside) store_fragment<kWidth>(meaning, octet(t), x[t]);
     }
   }
 

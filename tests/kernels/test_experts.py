@@ -7,7 +7,7 @@ from dsuf.reference.arithmetic import OFFICIAL, matmul
 from dsuf.reference.moe import Router, swiglu
 from dsuf.reference.quant import FP8
 from dsuf.reference.weights import dequantise_expert
-from tests.kernels.gpu import Gpu, assert_bf16, draw_bf16, draw_e8m0, from_bf16
+from tests.kernels.gpu import Gpu, assert_bf16, draw_bf16, draw_e8m0, from_bf16, order_fragments
 
 ROWS = [(0, 0), (1, 1), (3, 0), (9, 6), (40, 33)]
 
@@ -60,9 +60,9 @@ def draw_expert(rng: np.random.Generator, experts: int, n: int, k: int) -> tuple
     return rng.integers(0, 256, (experts, n, k // 2), np.uint8), draw_e8m0(rng, experts, n, k // 32)
 
 
-@pytest.mark.parametrize(("rows", "live"), [(1, 1), (3, 0), (14, 11)])
+@pytest.mark.parametrize(("rows", "live"), [(1, 1), (3, 0), (14, 11), (50, 47)])
 def test_routed(gpu: Gpu, rng: np.random.Generator, rows: int, live: int) -> None:
-    """Both halves, each with the kernel's own input; an expert with more than eight pairs among them."""
+    """Both halves, each with the kernel's own input; experts with up to eight pairs, and with many more."""
     experts, picks, dim, inter = 5, 3, gpu.sizes.dim, gpu.sizes.inter
     chosen = np.sort(np.argsort(rng.random((rows, experts)), axis=1)[:, :picks], axis=1).astype(np.int32)
     chosen[live:] = -1
@@ -72,7 +72,7 @@ def test_routed(gpu: Gpu, rng: np.random.Generator, rows: int, live: int) -> Non
     pairs = rows * picks
 
     def up(**change: object) -> np.ndarray:
-        values = {"codes": packed[:, :dim], "scales": packed[:, dim:], "weights": weights, **grouped} | change
+        values = {"x": order_fragments(FP8.unpack(packed)), "weights": weights, **grouped} | change
         stored = {"w1": w1, "w1_scale": s1, "w3": w3, "w3_scale": s3, "slots": experts, "picks": picks}
         return gpu.run("experts_up", {"inner": ("bf16", (pairs, inter))}, **stored, **values)["inner"]
 
@@ -89,16 +89,15 @@ def test_routed(gpu: Gpu, rng: np.random.Generator, rows: int, live: int) -> Non
     inner[np.setdiff1d(np.arange(pairs), routed)] = 0
     packed_inner = FP8.pack(from_bf16(inner))
     out = gpu.run(
-        "experts_down", {"out": ("bf16", (pairs, dim))}, codes=packed_inner[:, :inter], scales=packed_inner[:, inter:],
-        w2=w2, w2_scale=s2, **grouped, slots=experts,
-    )["out"]  # fmt: skip
+        "experts_down", {"out": ("bf16", (pairs, dim))}, inner=inner, w2=w2, w2_scale=s2, **grouped, slots=experts
+    )["out"]
     for pair in routed:
         wide = dequantise_expert(w2[chosen.ravel()[pair]], s2[chosen.ravel()[pair]]).astype(np.float64)
         assert_bf16(out[pair : pair + 1], act(matmul(FP8.unpack(packed_inner[pair : pair + 1]), wide)))
     assert (np.delete(out, routed, axis=0) == 0xFFFF).all()
     if live:
         alone = group(gpu, chosen[:1], experts)
-        one = up(codes=packed[:1, :dim], scales=packed[:1, dim:], weights=weights[:1], **alone)
+        one = up(x=order_fragments(FP8.unpack(packed[:1])), weights=weights[:1], **alone)
         np.testing.assert_array_equal(one[:picks], up()[:picks])
 
 

@@ -143,8 +143,9 @@ ROTATE_ROWS = Params(
     heads="i32", width="i32", inverse="i32",
 )  # fmt: skip
 PROJECT_FP8 = Params(
-    "ProjectFp8", codes="*u8 rows k", scales="*u8 rows k/32", weight="*u8 n k", weight_scale="*u8 n/32 k/32",
-    out="*bf16 rows n", **_LIVE, rows="i32", n="i32",
+    "ProjectFp8", codes="*u8 rows k", scales="*u8 rows k/32", weight="*u8 n+second_n k",
+    weight_scale="*u8 n+second_n/32 k/32", out="*bf16 rows n", second="*bf16? rows second_n", **_LIVE, rows="i32",
+    n="i32", second_n="i32",
 )  # fmt: skip
 PROJECT_BF16 = Params(
     "ProjectBf16", x="*bf16 rows k", weight="*bf16 n k", out="*f32? rows n", rounded="*bf16? rows n", **_LIVE,
@@ -152,7 +153,7 @@ PROJECT_BF16 = Params(
 )  # fmt: skip
 PROJECT_GROUPS = Params(
     "ProjectGroups", x="*bf16 rows heads head_dim", weight="*u8 o_width k", weight_scale="*u8 o_width/32 k/32",
-    out="*bf16 rows o_width", **_LIVE, rows="i32",
+    out="*bf16? rows o_width", codes="*u8 rows o_width", scales="*u8 rows o_width/32", **_LIVE, rows="i32",
 )  # fmt: skip
 ROUTE_EXPERTS = Params(
     "RouteExperts", logits="*f32 rows experts", bias="*f32 experts", chosen="*i32 rows picks",

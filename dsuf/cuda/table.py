@@ -38,6 +38,11 @@ def _tiles(n: Names) -> tuple[int, int]:
     return _blocks(n["n"], 16), _blocks(n["rows"], 8)
 
 
+def _wide_tiles(n: Names) -> tuple[int, int]:
+    """Sixteen outputs by four times eight rows."""
+    return _blocks(n["n"] + n["second_n"], 16), _blocks(n["rows"], 32)
+
+
 def _each_row(n: Names) -> tuple[int, int]:
     return n["rows"], 1
 
@@ -77,19 +82,22 @@ def _projections() -> list[Kernel]:
         "dim": ("dim", 16), "q_lora": ("q_lora", 4), "o": ("o_width", 8), "inter": ("inter", 8),
         "engram": ("engram_width", 8), "taps": ("tap_width", 8),
     }  # fmt: skip
-    bf16 = {"dim": ("dim", 8), "head_dim": ("head_dim", 8), "few": ("dim", 32)}
     return [
         *(
-            Kernel(f"project_fp8_{name}", "project_fp8", contract.PROJECT_FP8, 32 * warps, _tiles, {"k": width})
+            Kernel(f"project_fp8_{name}", "project_fp8", contract.PROJECT_FP8, 32 * warps, _wide_tiles, {"k": width})
             for name, (width, warps) in fp8.items()
         ),
         *(
-            Kernel(f"project_bf16_{name}", "project_bf16", contract.PROJECT_BF16, 32 * warps, _tiles, {"k": width})
-            for name, (width, warps) in bf16.items()
+            Kernel(f"project_bf16_{name}", "project_bf16", contract.PROJECT_BF16, 256, _tiles, {"k": name})
+            for name in ("dim", "head_dim")
+        ),
+        Kernel(
+            "project_bf16_few", "project_bf16", contract.PROJECT_BF16, 128,
+            lambda n: (8 * _blocks(n["n"], 16), _blocks(n["rows"], 8)), {"k": "dim"},
         ),
         Kernel(
             "project_groups", "project_groups", contract.PROJECT_GROUPS, 256,
-            lambda n: (n["o_width"] // 16, _blocks(n["rows"], 8)), {"k": "group_width"},
+            lambda n: (4 * n["o_width"] // 32, _blocks(n["rows"], 32)), {"k": "group_width"},
         ),
     ]  # fmt: skip
 

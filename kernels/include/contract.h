@@ -87,12 +87,14 @@ struct RotateRows {
 struct ProjectFp8 {
   const uint8_t* codes;     // [rows, k] E4M3
   const uint8_t* scales;    // [rows, k / 32] E8M0
-  const uint8_t* weight;    // [n, k] E4M3
-  const uint8_t* weight_scale;  // [ceil(n / 32), k / 32] E8M0
+  const uint8_t* weight;    // [n + second_n, k] E4M3
+  const uint8_t* weight_scale;  // [ceil((n + second_n) / 32), k / 32] E8M0
   uint16_t* out;            // [rows, n]
+  uint16_t* second;         // [rows, second_n] the outputs behind those, of the same matrix; may be null, 0 outputs
   const int32_t* live;
   int32_t rows;
   int32_t n;
+  int32_t second_n;
 };
 
 struct ProjectBf16 {
@@ -109,7 +111,9 @@ struct ProjectGroups {
   const uint16_t* x;        // [rows, groups, k]
   const uint8_t* weight;    // [groups, rank, k] E4M3
   const uint8_t* weight_scale;  // [groups * rank / 32, k / 32] E8M0
-  uint16_t* out;            // [rows, groups, rank]
+  uint16_t* out;            // [rows, groups, rank]; may be null
+  uint8_t* codes;           // [rows, groups * rank] FP8 of it
+  uint8_t* scales;          // [rows, groups * rank / 32]
   const int32_t* live;
   int32_t rows;
 };

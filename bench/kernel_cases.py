@@ -105,18 +105,34 @@ def stream_cases(rows: int) -> Iterator[Case]:
         rows * dim * 3,
     )
     yield Case(
-        "rotate_rows",
-        "queries",
-        lambda: {"x": bf16(rows, N["heads"], N["head_dim"])},
+        "expand_collapse",
+        "",
+        lambda: {"streams": bf16(rows, s, dim)},
+        live
+        | quantised
+        | {"branch": bf16(rows, dim), "post": mixes["post"], "comb": mixes["comb"], "out": bf16(rows, s, dim)}
+        | {"pre": mixes["pre"], "weight": bf16(dim), "meaning": bf16(rows, dim)},
+        rows * dim * (4 * s + 7),
+    )
+    latents, width = N["q_lora"], N["head_dim"]
+    yield Case(
+        "norm_latents",
+        "",
+        lambda: {"latent": bf16(rows, latents), "key": bf16(rows, width)},
         live
         | {
-            "positions": cupy.arange(rows),
-            "frequencies": f32(N["rope_dim"] // 2),
-            "heads": N["heads"],
-            "width": N["head_dim"],
-            "inverse": 0,
+            "weight": bf16(latents),
+            "query": bf16(rows, latents),
+            "codes": u8(rows, latents),
+            "scales": u8(rows, latents // 32),
+            "key_weight": bf16(width),
+            "turned": None,
+            "packed": u8(rows, width * 33 // 32),
+            "place": cupy.arange(rows),
+            "angles": f32(rows, N["rope_dim"]),
+            "row_bytes": width * 33 // 32,
         },
-        rows * N["heads"] * N["rope_dim"] * 4,
+        rows * (5 * latents + 3 * width),
     )
 
 
@@ -136,7 +152,9 @@ def linear_cases(rows: int) -> Iterator[Case]:
             f"project_fp8_{entry}",
             note,
             lambda n=n, k=k: {"weight": u8(n, k), "weight_scale": e8m0(-(-n // 32), k // 32)},
-            live | {"codes": u8(rows, k), "scales": e8m0(rows, k // 32), "out": bf16(rows, n), "n": n},
+            live
+            | {"codes": u8(rows, k), "scales": e8m0(rows, k // 32), "out": bf16(rows, n), "n": n}
+            | {"second": None, "second_n": 0},
             n * k * 1025 // 1024,
         )
     for note, entry, n in (("router", "few", CONFIG.n_routed_experts), ("LM head", "dim", CONFIG.vocab_size)):
@@ -152,7 +170,9 @@ def linear_cases(rows: int) -> Iterator[Case]:
         "project_groups",
         "wo_a",
         lambda: {"weight": u8(N["o_width"], k), "weight_scale": e8m0(N["o_width"] // 32, k // 32)},
-        live | {"x": bf16(rows, N["heads"], N["head_dim"]), "out": bf16(rows, N["o_width"])},
+        live
+        | {"x": bf16(rows, N["heads"], N["head_dim"]), "out": None}
+        | {"codes": u8(rows, N["o_width"]), "scales": u8(rows, N["o_width"] // 32)},
         N["o_width"] * k,
     )
 
@@ -170,8 +190,8 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
     }
     logits, bias = f32(rows, experts), f32(experts) * 0.01
     sizes = {"picks": picks, "experts": experts}
-    kernels.launch("route_experts", **live, **sizes, **routed, logits=logits, bias=bias)
-    kernels.launch("group_experts", **grouped, **sizes, chosen=routed["chosen"], rows=rows)
+    arrived = i32([0])
+    kernels.launch("route_experts", **live, **sizes, **routed, **grouped, arrived=arrived, logits=logits, bias=bias)
     used = int(grouped["used"][0])
     slots = min(experts, pairs)
     note = f"{used} of {experts} experts"
@@ -179,7 +199,7 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
         "route_experts",
         "",
         lambda: {"bias": bias.copy()},
-        live | sizes | routed | {"logits": logits},
+        live | sizes | routed | grouped | {"logits": logits, "arrived": arrived},
         4 * rows * experts,
     )
     yield Case("group_experts", "", lambda: {"chosen": routed["chosen"]}, sizes | grouped | {"rows": rows}, 8 * pairs)
@@ -208,8 +228,7 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
         "experts_down",
         note,
         lambda: w2,
-        grouped
-        | {"inner": bf16(pairs, inter), "out": bf16(pairs, dim), "slots": slots},
+        grouped | {"inner": bf16(pairs, inter), "out": bf16(pairs, dim), "slots": slots},
         used * inter * dim * 17 // 32,
     )
     yield Case(
@@ -241,6 +260,7 @@ def cache_cases(rows: int, context_tokens: int) -> Iterator[Case]:
             "q": bf16(rows, N["heads"], dim),
             "fresh": None,
             "sink": f32(N["heads"]),
+            "angles": f32(rows, N["rope_dim"]),
             "out": bf16(rows, N["heads"], dim),
             "slots": i32(cupy.tile(cupy.arange(window), (rows, 1))),
             "selected": i32(cupy.sort(cupy.random.randint(0, entries, (rows, topk)), axis=1)),

@@ -59,7 +59,7 @@ class LocalPeers:
 
     def launch(self, entry: str, stream: int = 0, **values: Any) -> None:
         """As `Kernels.launch`."""
-        if entry == "expand_streams":
+        if entry in ("expand_streams", "expand_collapse"):
             values["branch"] = self.result
         elif entry == "gate_engram":
             values["projected"] = self.result

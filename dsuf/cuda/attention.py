@@ -4,10 +4,31 @@ The modes are those of the reference: `window`, `full`, `reindex`, `reuse`. A ro
 physical entry rows, which the layers that reuse it read as it is.
 """
 
-from dsuf.checkpoint.config import ModelConfig
+from dsuf.checkpoint.config import QUANTISED, ModelConfig
 from dsuf.cuda.arena import Arena, Array
 from dsuf.cuda.caches import Caches
 from dsuf.cuda.launches import BRANCH, Pass
+
+LATENTS = "wq_a_kv"
+"""The region of the matrices that make query latents and window keys, one behind the other."""
+
+WINDOW_ANGLES, COMPRESSED_ANGLES, GROUP_ANGLES = range(3)
+"""Kinds of angles: of rows in window layers, of rows in compressed layers, of the groups that become entries there."""
+
+
+def place_angles(todo: Pass, arena: Arena, *, groups: str = "group_positions") -> None:
+    """Queue the angles of the rows' positions, and of the positions `groups`."""
+    work = todo.work
+    frequencies = {name: arena[f"frequencies.{name}"] for name in ("window", "compressed")}
+    todo.launch(
+        "place_angles", positions=work["positions"], group_positions=work[groups], **frequencies, angles=work["angles"]
+    )
+
+
+def angles_of(todo: Pass, kind: int) -> Array:
+    """The angles of `kind` for the rows of the pass."""
+    angles = todo.work["angles"]
+    return angles.viewed("f32", 3, todo.rows, angles.shape[-1])[kind]
 
 
 class Projections:
@@ -15,77 +36,65 @@ class Projections:
 
     def __init__(self, arena: Arena, prefix: str, config: ModelConfig, *, compressed: bool) -> None:
         self.arena, self.prefix, self.config = arena, prefix, config
-        self.frequencies = arena["frequencies.compressed" if compressed else "frequencies.window"]
+        self.kind = COMPRESSED_ANGLES if compressed else WINDOW_ANGLES
 
-    def query_latent(self, todo: Pass) -> None:
-        """`input` to the normed query latent, whose FP8 form also feeds the indexer."""
+    def latents(self, todo: Pass, store: Array, places: Array | None, row_bytes: int) -> None:
+        """`input` to the normed query latent, whose FP8 form also feeds the indexer, and to window rows in `store`.
+
+        `places` names their rows of the store, row to row without.
+        """
         work, c = todo.work, self.config
-        self._project_fp8(todo, "dim", "wq_a", "input", work["latent"], c.q_lora_rank)
+        self._project_fp8(
+            todo, "dim", LATENTS, "input", work["latent"], c.q_lora_rank, second=work["key"], second_n=c.head_dim
+        )
         todo.launch(
-            "norm_q_lora", x=work["latent"], weight=self.arena[f"{self.prefix}.q_norm.weight"], y=work["query"],
-            **work.quantised("query"),
+            "norm_latents", latent=work["latent"], weight=self.arena[f"{self.prefix}.q_norm.weight"],
+            query=work["query"], **work.quantised("query"), key=work["key"],
+            key_weight=self.arena[f"{self.prefix}.kv_norm.weight"], turned=work["window_key"] if todo.fresh else None,
+            **self._stored(todo, store, places, row_bytes),
         )  # fmt: skip
 
     def queries(self, todo: Pass) -> None:
-        """The query latent to rotated queries in `q`."""
+        """The query latent to queries in `q`, which attention turns to their positions."""
         c = self.config
         self._project_fp8(todo, "q_lora", "wq_b", "query", todo.work["q"], c.n_heads * c.head_dim)
-        self.rotate(todo, todo.work["q"], c.n_heads, c.head_dim)
 
-    def keys(self, todo: Pass, source: str = "input") -> None:
-        """Quantised `source` to rotated window rows in `window_key`, before their quantiser."""
-        work, c = todo.work, self.config
-        self._project_fp8(todo, "dim", "wkv", source, work["key"], c.head_dim)
-        weight = self.arena[f"{self.prefix}.kv_norm.weight"]
-        todo.launch("norm_head_dim", x=work["key"], weight=weight, y=work["window_key"], codes=None, scales=None)
-        self.rotate(todo, work["window_key"], 1, c.head_dim)
+    def keys(self, todo: Pass, source: str, store: Array, places: Array, row_bytes: int) -> None:
+        """Quantised `source` to window rows in the rows of `store` that `places` names."""
+        first = self.config.q_lora_rank
+        todo.launch(
+            "project_fp8_dim", **todo.work.quantised(source), second=None, second_n=0, out=todo.work["key"],
+            weight=self.arena[f"{self.prefix}.{LATENTS}.weight"].rows(first),
+            weight_scale=self.arena[f"{self.prefix}.{LATENTS}.scale"].rows(first // QUANTISED), n=self.config.head_dim,
+        )  # fmt: skip
+        todo.launch(
+            "store_window", x=todo.work["key"], weight=self.arena[f"{self.prefix}.kv_norm.weight"], normed=None,
+            turned=None, **self._stored(todo, store, places, row_bytes),
+        )  # fmt: skip
 
     def output(self, todo: Pass) -> None:
-        """`attended` to `branch`: turn back, project group by group, then together."""
+        """`attended` to `branch`: project group by group, then together."""
         work, c = todo.work, self.config
-        self.rotate(todo, work["attended"], c.n_heads, c.head_dim, inverse=1)
         todo.launch(
             "project_groups", x=work["attended"], weight=self.arena[f"{self.prefix}.wo_a.weight"],
-            weight_scale=self.arena[f"{self.prefix}.wo_a.scale"], out=work["low"],
+            weight_scale=self.arena[f"{self.prefix}.wo_a.scale"], out=None, **work.quantised("low"),
         )  # fmt: skip
-        todo.quantize("low", c.o_groups * c.o_lora_rank)
         self._project_fp8(todo, "o", "wo_b", "low", work["branch"], c.dim)
 
-    def rotate(
-        self, todo: Pass, x: Array, heads: int, width: int, *, positions: str = "positions", inverse: int = 0
-    ) -> None:
-        """Rotate the last channels of `x` [rows, heads, width] in place."""
-        todo.launch(
-            "rotate_rows", x=x, positions=todo.work[positions], frequencies=self.frequencies, heads=heads, width=width,
-            inverse=inverse,
-        )  # fmt: skip
+    def _stored(self, todo: Pass, store: Array, places: Array | None, row_bytes: int) -> dict[str, Array | int | None]:
+        """Where window rows go, and how they are turned."""
+        packed = store.viewed("u8", store.bytes)
+        return {"packed": packed, "place": places, "angles": angles_of(todo, self.kind), "row_bytes": row_bytes}
 
-    def _project_fp8(self, todo: Pass, width: str, matrix: str, source: str, out: Array, n: int) -> None:
+    def _project_fp8(
+        self, todo: Pass, width: str, matrix: str, source: str, out: Array, n: int, *, second: Array | None = None,
+        second_n: int = 0,
+    ) -> None:  # fmt: skip
         name = f"{self.prefix}.{matrix}"
         todo.launch(
             f"project_fp8_{width}", **todo.work.quantised(source), weight=self.arena[f"{name}.weight"],
-            weight_scale=self.arena[f"{name}.scale"], out=out, n=n,
+            weight_scale=self.arena[f"{name}.scale"], out=out, n=n, second=second, second_n=second_n,
         )  # fmt: skip
-
-
-def store_rows(
-    todo: Pass, quantiser: str, source: str, store: Array, places: Array | None, row_bytes: int, width: int
-) -> None:
-    """Queue packing the rows of activation `source` into the rows of `store` that `places` names, row to row without.
-
-    A packed row is its codes, then its scales.
-    """
-    code_bytes = width if quantiser == "quantize_fp8" else width // 2
-    packed = store.viewed("u8", store.bytes)
-    todo.launch(
-        quantiser, x=todo.work[source], codes=packed, scales=packed.rows(code_bytes), meaning=None, place=places,
-        codes_stride=row_bytes, scales_stride=row_bytes, width=width,
-    )  # fmt: skip
-
-
-def pack_fresh(todo: Pass, width: int, row_bytes: int) -> None:
-    """Queue packing the window rows of this pass into `fresh`, where its own rows read them."""
-    store_rows(todo, "quantize_fp8", "window_key", todo.work["fresh"], None, row_bytes, width)
 
 
 class Attention:
@@ -99,13 +108,15 @@ class Attention:
 
     def run(self, todo: Pass) -> None:
         """Queue the branch of `input` into `branch`; the rows' cache rows are written on the way."""
-        self._make_rows(todo.beside(BRANCH))
-        self.projections.query_latent(todo)
+        self._make_latents(todo)
+        if self.mode == "full":
+            self.write_entries(todo.beside(BRANCH))
         self.projections.queries(todo)
         indexed = self.mode in ("full", "reindex")
         if indexed:
             self._score_inputs(todo)
-        todo.join(BRANCH)
+        if self.mode == "full":
+            todo.join(BRANCH)
         if indexed:
             self._select(todo)
         self._attend(todo)
@@ -113,34 +124,42 @@ class Attention:
             self._write_ring(todo)
         self.projections.output(todo)
 
-    def _make_rows(self, todo: Pass) -> None:
-        """Queue the cache rows that this pass attends to."""
-        self.projections.keys(todo)
+    def _make_latents(self, todo: Pass) -> None:
+        """Queue query latents, and the window rows that this pass attends to."""
+        row_bytes = self.caches.sizes.window_bytes
         if todo.fresh:
             # The rings still hold what the first rows of a long pass look back at; they are written afterwards.
-            pack_fresh(todo, self.config.head_dim, self.caches.sizes.window_bytes)
+            self.projections.latents(todo, todo.work["fresh"], None, row_bytes)
         else:
-            self._write_ring(todo)
-        if self.mode == "full":
-            self.write_entries(todo)
+            self.projections.latents(todo, self.caches.window(self.layer), todo.work["ring_place"], row_bytes)
 
     def write_window(self, todo: Pass) -> None:
         """Queue the window rows of `input` into the rings, for rows that attend to nothing here."""
-        self.projections.keys(todo)
-        self._write_ring(todo)
+        ring, places = self.caches.window(self.layer), todo.work["ring_place"]
+        self.projections.keys(todo, "input", ring, places, self.caches.sizes.window_bytes)
 
     def _write_ring(self, todo: Pass) -> None:
-        sizes, ring = self.caches.sizes, self.caches.window(self.layer)
-        places = todo.work["ring_place"]
-        store_rows(todo, "quantize_fp8", "window_key", ring, places, sizes.window_bytes, self.config.head_dim)
+        """Queue the window rows of a long pass into the rings."""
+        width, row_bytes = self.config.head_dim, self.caches.sizes.window_bytes
+        ring = self.caches.window(self.layer)
+        packed = ring.viewed("u8", ring.bytes)
+        todo.launch(
+            "quantize_fp8", x=todo.work["window_key"], codes=packed, scales=packed.rows(width), meaning=None,
+            place=todo.work["ring_place"], codes_stride=row_bytes, scales_stride=row_bytes, width=width,
+        )  # fmt: skip
 
     def write_entries(self, todo: Pass) -> None:
         """Queue compressed entries and index keys of `input` into the pages."""
         work, c, name = todo.work, self.config, f"{self.prefix}.compressor"
+        sizes, entries, keys = self.caches.sizes, self.caches.entries(self.layer), self.caches.index_keys(self.layer)
+        stored = {
+            "place": work["entry_place"].viewed("i64", 2, todo.rows)[self.ratio - 1], "turned": None,
+            "angles": angles_of(todo, COMPRESSED_ANGLES if self.ratio == 1 else GROUP_ANGLES),
+        }  # fmt: skip
         self._pool(todo)
         todo.launch(
-            "norm_head_dim", x=work["pooled"], weight=self.arena[f"{name}.norm.weight"], y=work["pooled_latent"],
-            codes=None, scales=None,
+            "store_entry", x=work["pooled"], weight=self.arena[f"{name}.norm.weight"], normed=work["pooled_latent"],
+            packed=entries.viewed("u8", entries.bytes), row_bytes=sizes.entry_bytes, **stored,
         )  # fmt: skip
         todo.see(f"layers.{self.layer}.compressed_latent_pre_rope", work["pooled_latent"])
         todo.launch(
@@ -148,17 +167,9 @@ class Attention:
             out=None, rounded=work["index_key"], n=c.index_head_dim,
         )  # fmt: skip
         todo.launch(
-            "norm_index_dim", x=work["index_key"], weight=self.arena[f"{self.prefix}.indexer.k_norm.weight"],
-            y=work["index_key_normed"], codes=None, scales=None,
+            "store_index_key", x=work["index_key"], weight=self.arena[f"{self.prefix}.indexer.k_norm.weight"],
+            normed=None, packed=keys.viewed("u8", keys.bytes), row_bytes=sizes.index_key_bytes, **stored,
         )  # fmt: skip
-        sizes, places = self.caches.sizes, work["entry_place"].viewed("i64", 2, todo.rows)[self.ratio - 1]
-        first = "positions" if self.ratio == 1 else "group_positions"
-        for x, width in (("index_key_normed", c.index_head_dim), ("pooled_latent", c.head_dim)):
-            self.projections.rotate(todo, work[x], 1, width, positions=first)
-        keys, entries = self.caches.index_keys(self.layer), self.caches.entries(self.layer)
-        row, width = sizes.index_key_bytes, c.index_head_dim
-        store_rows(todo, "quantize_index", "index_key_normed", keys, places, row, width)
-        store_rows(todo, "quantize_entry", "pooled_latent", entries, places, sizes.entry_bytes, c.head_dim)
         todo.see(f"layers.{self.layer}.entries", entries)
 
     def _pool(self, todo: Pass) -> None:
@@ -186,18 +197,16 @@ class Attention:
         width = c.index_n_heads * c.index_head_dim
         todo.launch(
             "project_fp8_q_lora", **work.quantised("query"), weight=self.arena[f"{name}.wq_b.weight"],
-            weight_scale=self.arena[f"{name}.wq_b.scale"], out=work["index_q"], n=width,
-        )  # fmt: skip
-        self.projections.rotate(todo, work["index_q"], c.index_n_heads, c.index_head_dim)
-        todo.launch(
-            "quantize_index", x=work["index_q"], **work.quantised("index_q"), meaning=work["index_q.meaning"],
-            place=None, codes_stride=width // 2, scales_stride=width // 32, width=width,
+            weight_scale=self.arena[f"{name}.wq_b.scale"], out=work["index_q"], n=width, second=None, second_n=0,
         )  # fmt: skip
         todo.launch(
             "project_bf16_few", x=work["input"], weight=self.arena[f"{name}.weights_proj.weight"], out=None,
             rounded=work["index_weights"], n=c.index_n_heads,
         )  # fmt: skip
-        todo.launch("scale_heads", weights=work["index_weights"])
+        todo.launch(
+            "index_queries", q=work["index_q"], meaning=work["index_q.meaning"], weights=work["index_weights"],
+            angles=angles_of(todo, self.projections.kind),
+        )  # fmt: skip
 
     def _select(self, todo: Pass) -> None:
         """Score the entries that each row may see, and publish the physical rows of the best in `selected`."""
@@ -238,8 +247,9 @@ class Attention:
             entries=self.caches.entries(self.source) if self.ratio else None,
             slots=work["windows"].viewed("i32", 3, todo.rows, c.window_size)[self._part],
             selected=work["selected"] if self.ratio else None,
-            sink=self.arena[f"{self.prefix}.attn_sink"], out=work["attended"], heads=c.n_heads,
-            window_slots=c.window_size, entry_slots=c.index_topk if self.ratio else 0,
+            sink=self.arena[f"{self.prefix}.attn_sink"], angles=angles_of(todo, self.projections.kind),
+            out=work["attended"], heads=c.n_heads, window_slots=c.window_size,
+            entry_slots=c.index_topk if self.ratio else 0,
         )  # fmt: skip
 
     @property

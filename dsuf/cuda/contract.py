@@ -138,9 +138,25 @@ EXPAND_STREAMS = Params(
     "ExpandStreams", branch="*bf16 rows dim", streams="*bf16 rows streams dim", post="*f32 rows streams",
     comb="*f32 rows streams streams", out="*bf16 rows streams dim", **_LIVE, rows="i32",
 )  # fmt: skip
-ROTATE_ROWS = Params(
-    "RotateRows", x="*bf16 rows heads width", positions="*i64 rows", frequencies="*f32 rope_dim/2", **_LIVE, rows="i32",
-    heads="i32", width="i32", inverse="i32",
+EXPAND_COLLAPSE = Params(
+    "ExpandCollapse", branch="*bf16 rows dim", streams="*bf16 rows streams dim", post="*f32 rows streams",
+    comb="*f32 rows streams streams", out="*bf16 rows streams dim", pre="*f32 rows streams", weight="*bf16 dim",
+    y="*bf16 rows dim", codes="*u8? rows dim", scales="*u8? rows dim/32", meaning="*bf16? rows dim", **_LIVE,
+    rows="i32",
+)  # fmt: skip
+PLACE_ANGLES = Params(
+    "PlaceAngles", positions="*i64 rows", group_positions="*i64 rows", window="*f32 rope_dim/2",
+    compressed="*f32 rope_dim/2", angles="*f32 3 rows rope_dim", **_LIVE, rows="i32",
+)  # fmt: skip
+_TURNED = {"turned": "*bf16? rows k", "packed": "*u8", "place": "*i64? rows", "angles": "*f32 rows rope_dim"}
+STORE_ROWS = Params(
+    "StoreRows", x="*bf16 rows k", weight="*bf16 k", normed="*bf16? rows k", **_TURNED, **_LIVE, row_bytes="i64",
+    rows="i32",
+)  # fmt: skip
+NORM_LATENTS = Params(
+    "NormLatents", latent="*bf16 rows q_lora", weight="*bf16 q_lora", query="*bf16 rows q_lora",
+    codes="*u8 rows q_lora", scales="*u8 rows q_lora/32", key="*bf16 rows k", key_weight="*bf16 k", **_TURNED, **_LIVE,
+    row_bytes="i64", rows="i32",
 )  # fmt: skip
 PROJECT_FP8 = Params(
     "ProjectFp8", codes="*u8 rows k", scales="*u8 rows k/32", weight="*u8 n+second_n k",
@@ -157,7 +173,8 @@ PROJECT_GROUPS = Params(
 )  # fmt: skip
 ROUTE_EXPERTS = Params(
     "RouteExperts", logits="*f32 rows experts", bias="*f32 experts", chosen="*i32 rows picks",
-    weights="*f32 rows picks", **_LIVE, rows="i32", experts="i32", picks="i32",
+    weights="*f32 rows picks", used="*i32? 1", expert="*i32? experts", first="*i32? experts+1",
+    order="*i32? rows picks", arrived="*i32? 1", **_LIVE, rows="i32", experts="i32", picks="i32",
 )  # fmt: skip
 GROUP_EXPERTS = Params(
     "GroupExperts", chosen="*i32 rows picks", used="*i32 1", expert="*i32 experts", first="*i32 experts+1",
@@ -165,13 +182,12 @@ GROUP_EXPERTS = Params(
 )  # fmt: skip
 _GROUPED = {"used": "*i32 1", "expert": "*i32 slots", "first": "*i32 slots+1", "order": "*i32 1"}
 EXPERTS_UP = Params(
-    "ExpertsUp", x="*bf16 dim", w1="*u8 inter dim/2", w1_scale="*u8 inter dim/32",
-    w3="*u8 inter dim/2", w3_scale="*u8 inter dim/32", weights="*f32 picks", **_GROUPED, inner="*bf16 picks inter",
-    slots="i32", picks="i32",
+    "ExpertsUp", x="*bf16 dim", w1="*u8 inter dim/2", w1_scale="*u8 inter dim/32", w3="*u8 inter dim/2",
+    w3_scale="*u8 inter dim/32", weights="*f32 picks", **_GROUPED, inner="*bf16 picks inter", slots="i32", picks="i32",
 )  # fmt: skip
 EXPERTS_DOWN = Params(
-    "ExpertsDown", inner="*bf16 inter", w2="*u8 dim inter/2", w2_scale="*u8 dim inter/32",
-    **_GROUPED, out="*bf16 dim", slots="i32",
+    "ExpertsDown", inner="*bf16 inter", w2="*u8 dim inter/2", w2_scale="*u8 dim inter/32", **_GROUPED, out="*bf16 dim",
+    slots="i32",
 )  # fmt: skip
 COMBINE_EXPERTS = Params(
     "CombineExperts", routed="*bf16 rows picks dim", shared="*bf16 rows dim", out="*bf16 rows dim", **_LIVE, rows="i32",
@@ -181,11 +197,14 @@ SWIGLU = Params("Swiglu", hidden="*bf16 rows 2 inter", inner="*bf16 rows inter",
 ATTEND_SPARSE = Params(
     "AttendSparse", q="*bf16 rows heads head_dim", window="*u8", fresh="*u8?", entries="*u8?",
     slots="*i32 rows window_slots", selected="*i32? rows entry_slots", sink="*f32 heads",
-    out="*bf16 rows heads head_dim", **_LIVE, rows="i32", heads="i32", window_slots="i32",
+    angles="*f32 rows rope_dim", out="*bf16 rows heads head_dim", **_LIVE, rows="i32", heads="i32", window_slots="i32",
     entry_slots="i32",
 )  # fmt: skip
 _PAGED = {"table_pages": "i32", "page_rows": "i32", "block_count": "i32", "block_size": "i32"}
-SCALE_HEADS = Params("ScaleHeads", weights="*bf16 rows index_heads", **_LIVE, rows="i32")
+INDEX_QUERIES = Params(
+    "IndexQueries", q="*bf16 rows index_heads index_dim", meaning="*bf16 rows index_heads index_dim",
+    weights="*bf16 rows index_heads", angles="*f32 rows rope_dim", **_LIVE, rows="i32",
+)  # fmt: skip
 SCORE_INDEX = Params(
     "ScoreIndex", q="*bf16 rows index_heads index_dim", weights="*bf16 rows index_heads", keys="*u8",
     row_slot="*i32 rows", table="*i32 table_pages", blocks="*i32? rows block_count", reachable="*i32 rows",

@@ -5,11 +5,11 @@ A block is computed in a workspace of its own, since its rows are not those that
 
 from dsuf.checkpoint.config import ModelConfig
 from dsuf.cuda.arena import Arena, Array
-from dsuf.cuda.attention import Projections, pack_fresh, store_rows
+from dsuf.cuda.attention import WINDOW_ANGLES, Projections, angles_of, place_angles
 from dsuf.cuda.block import TransformerBlock
 from dsuf.cuda.caches import Caches
 from dsuf.cuda.ends import enter_streams, project_logits, sample_rows
-from dsuf.cuda.launches import BRANCH, Pass
+from dsuf.cuda.launches import Pass
 
 FOR_DRAFTS = 1
 """The purpose of a draft's random numbers, as the sampling kernel counts purposes."""
@@ -24,28 +24,23 @@ class Stage(TransformerBlock):
         self.projections = Projections(arena, f"{prefix}.attn", config, compressed=False)
         self.ring, self.row_bytes = caches.draft_window(index), caches.sizes.window_bytes
 
-    def forward(self, todo: Pass) -> None:
-        """Queue the stage over blocks of rows."""
-        self.run(todo, self._attend)
+    def forward(self, todo: Pass, *, collapsed: bool, following: Array | None) -> None:
+        """Queue the stage over blocks of rows, as `run` does."""
+        self.run(todo, self._attend, collapsed=collapsed, following=following)
 
     def keep(self, todo: Pass, places: Array) -> None:
         """Queue context rows from `context` into the ring."""
-        self.projections.keys(todo, "context")
-        store_rows(todo, "quantize_fp8", "window_key", self.ring, places, self.row_bytes, self.config.head_dim)
+        self.projections.keys(todo, "context", self.ring, places, self.row_bytes)
 
     def _attend(self, todo: Pass) -> None:
         """Every row of a block attends to the turn's context window and to the whole block, later rows included."""
         work, c = todo.work, self.config
-        aside = todo.beside(BRANCH)
-        self.projections.keys(aside)
-        pack_fresh(aside, c.head_dim, self.row_bytes)
-        self.projections.query_latent(todo)
+        self.projections.latents(todo, work["fresh"], None, self.row_bytes)
         self.projections.queries(todo)
-        todo.join(BRANCH)
         todo.launch(
             "attend_sparse", q=work["q"], window=self.ring, fresh=work["fresh"], entries=None, slots=work["windows"],
-            selected=None, sink=self.arena[f"{self.prefix}.attn.attn_sink"], out=work["attended"], heads=c.n_heads,
-            window_slots=c.window_size + c.dspark_block_size, entry_slots=0,
+            selected=None, sink=self.arena[f"{self.prefix}.attn.attn_sink"], angles=angles_of(todo, WINDOW_ANGLES),
+            out=work["attended"], heads=c.n_heads, window_slots=c.window_size + c.dspark_block_size, entry_slots=0,
         )  # fmt: skip
         self.projections.output(todo)
 
@@ -65,6 +60,7 @@ class Draft:
         todo.launch(
             "project_fp8_taps", **work.quantised("taps"), weight=self.arena["mtp.0.main_proj.weight"],
             weight_scale=self.arena["mtp.0.main_proj.scale"], out=work["context.projected"], n=c.dim,
+            second=None, second_n=0,
         )  # fmt: skip
         todo.launch(
             "norm_dim", x=work["context.projected"], weight=self.arena["mtp.0.main_norm.weight"], y=work["context"],
@@ -82,9 +78,11 @@ class Draft:
             positions=work["positions"], windows=work["windows"], live=live_turns, batch=batch,
             turns=self.caches.sizes.slots, ring=self.caches.sizes.ring_rows, noise_id=c.dspark_noise_token_id,
         )  # fmt: skip
+        place_angles(todo, self.arena, groups="positions")
         enter_streams(todo, self.arena)
         for index, stage in enumerate(self.stages):
-            stage.forward(todo)
+            following = self.stages[index + 1].norm("attn_norm") if index + 1 < len(self.stages) else None
+            stage.forward(todo, collapsed=index > 0, following=following)
             todo.see(f"mtp.{index}.h", work["streams"])
         project_logits(todo, self.arena, self.arena[f"{self.last}.norm.weight"], c.vocab_size)
         for place in range(c.dspark_block_size):

@@ -4,7 +4,7 @@ Through the driver's own interface, as cuda-python offers it; arrays are anythin
 """
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dsuf.cuda.contract import DeviceArray
@@ -53,6 +53,7 @@ class Kernels:
 
     def __init__(self, device: Device, binaries: Iterable[Binary], sizes: Sizes) -> None:
         self.names = sizes.named()
+        self._overlap = _overlap()
         self._functions: dict[str, Any] = {}
         for binary in binaries:
             if binary.sm != device.sm:
@@ -81,15 +82,29 @@ class Kernels:
         if not columns or not rows:
             return
         argument = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
-        _call(
-            driver.cuLaunchKernel(
-                self._functions[entry], columns, rows, 1, kernel.threads, 1, 1, kernel.shared_bytes(names), stream,
-                ctypes.addressof(argument), 0,
-            )
-        )  # fmt: skip
+        config = self._geometry(kernel, columns, rows, names, stream)
+        _call(driver.cuLaunchKernelEx(config, self._functions[entry], ctypes.addressof(argument), 0))
+
+    def _geometry(self, kernel: Kernel, columns: int, rows: int, names: Mapping[str, int], stream: int) -> Any:
+        """The launch's geometry, and that it may begin before the launch ahead of it on its stream has ended."""
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = columns, rows, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
+        config.sharedMemBytes, config.hStream = kernel.shared_bytes(names), driver.CUstream(int(stream))
+        config.attrs, config.numAttrs = [self._overlap], 1
+        return config
 
     def _allow_shared(self, kernel: Kernel) -> None:
         wanted = kernel.shared_bytes(kernel.names(self.names))
         if wanted > STATIC_SHARED_BYTES // 2:
             which = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _call(driver.cuFuncSetAttribute(self._functions[kernel.entry], which, wanted))
+
+
+def _overlap() -> Any:
+    """The launch attribute by which kernels of one stream overlap; each waits for its inputs itself (`launch.cuh`)."""
+    attribute, value = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    value.programmaticStreamSerializationAllowed = 1
+    attribute.value = value
+    return attribute

@@ -2,7 +2,7 @@
 
 from dsuf.checkpoint.config import ModelConfig
 from dsuf.cuda.arena import Arena
-from dsuf.cuda.attention import Attention
+from dsuf.cuda.attention import Attention, place_angles
 from dsuf.cuda.block import TransformerBlock
 from dsuf.cuda.caches import PAGE_TOKENS, Caches
 from dsuf.cuda.ends import enter_streams, project_logits
@@ -34,6 +34,7 @@ class Engram:
         todo.launch(
             "project_fp8_engram", **work.quantised("engram"), weight=arena[f"{prefix}.wkv.weight"],
             weight_scale=arena[f"{prefix}.wkv.scale"], out=work["engram.projected"], n=(c.hc_mult + 1) * c.dim,
+            second=None, second_n=0,
         )  # fmt: skip
         todo.launch(
             "gate_engram", streams=work["streams"], projected=work["engram.projected"],
@@ -60,6 +61,7 @@ class Model:
             windows=work["windows"], turns=sizes.slots, ring=sizes.ring_rows, table_pages=sizes.table_pages,
             page_tokens=PAGE_TOKENS, halves=sizes.halves, pad_id=self.pad_id, fresh=int(todo.fresh),
         )  # fmt: skip
+        place_angles(todo, self.arena)
         todo.launch("keep_ids", **rows, ids=turns["ids"], turns=sizes.slots, ring=sizes.ring_rows)
 
     def forward(self, todo: Pass) -> None:
@@ -67,19 +69,23 @@ class Model:
         self.place(todo)
         enter_streams(todo, self.arena)
         todo.see("h_embed", todo.work["streams"])
-        for index in range(self.config.n_layers):
-            self.run_layer(todo, index)
+        self._run_layers(todo, self.config.n_layers)
 
     def encode(self, todo: Pass) -> None:
         """Queue the encoder alone, and what the first decoder layer takes from every position."""
         self.place(todo)
         enter_streams(todo, self.arena)
-        for index in range(self.config.decoder_start):
-            self.run_layer(todo, index)
+        self._run_layers(todo, self.config.decoder_start)
         self._write_boundary(todo)
 
-    def run_layer(self, todo: Pass, index: int) -> None:
-        """Queue layer `index` with its Engram."""
+    def _run_layers(self, todo: Pass, stop: int) -> None:
+        """Queue the layers below `stop`, each of which makes the next one's input if nothing comes between them."""
+        for index in range(stop):
+            following = index + 1 < stop and index + 1 not in self.engrams
+            self.run_layer(todo, index, collapsed=index > 0 and index not in self.engrams, prepares=following)
+
+    def run_layer(self, todo: Pass, index: int, *, collapsed: bool = False, prepares: bool = False) -> None:
+        """Queue layer `index` with its Engram; it is `collapsed` if its input is there, and `prepares` the next's."""
         layer = self.layers[index]
         if index in self.engrams:
             self.engrams[index].run(todo)
@@ -87,7 +93,8 @@ class Model:
         if index in self.config.dspark_target_layer_ids and self.config.n_mtp_layers:
             tap = self.config.dspark_target_layer_ids.index(index)
             todo.launch("mean_streams", streams=todo.work["streams"], taps=todo.work["taps"], tap=tap)
-        layer.run(todo, layer.attention.run)
+        following = self.layers[index + 1].norm("attn_norm") if prepares else None
+        layer.run(todo, layer.attention.run, collapsed=collapsed, following=following)
 
     def _write_boundary(self, todo: Pass) -> None:
         """Queue what the first decoder layer takes from every position: its Engram, entries and window rows."""

@@ -6,6 +6,9 @@ from dsuf.cuda.launches import BRANCH, Pass
 
 _FORMS = (("", "weight"), ("_scale", "scale"))
 
+GROUPED = ("used", "expert", "first", "order")
+"""Lists of a pass's pairs of row and expert, by expert."""
+
 
 class Moe:
     """The experts `prefix` of one block; it has `experts` routed ones, of which a row uses `picks`."""
@@ -32,21 +35,26 @@ class Moe:
             rounded=None, n=self.experts,
         )  # fmt: skip
         chosen = {"chosen": work["chosen"], "weights": work["chosen_weights"]}
+        grouped: dict[str, Array] = {name: work[name] for name in GROUPED}
+        # Choices that may be exchanged are grouped afterwards.
+        aside = dict.fromkeys((*GROUPED, "arrived"))
         todo.launch(
             "route_experts", logits=work["router"], bias=self.arena[f"{gate}.bias"], **chosen,
-            experts=self.experts, picks=self.picks,
+            **(aside if todo.observer else {**grouped, "arrived": work["arrived"]}), experts=self.experts,
+            picks=self.picks,
         )  # fmt: skip
+        if not todo.observer:
+            return
         todo.see(f"{self.prefix}.router_logits", work["router"])
         todo.force(f"{self.prefix}.router_indices", work["chosen"])
         todo.force(f"{self.prefix}.router_weights", work["chosen_weights"])
         todo.launch_plain(
-            "group_experts", chosen=work["chosen"], used=work["used"], expert=work["expert"], first=work["first"],
-            order=work["order"], rows=todo.rows, picks=self.picks, experts=self.experts,
-        )  # fmt: skip
+            "group_experts", chosen=work["chosen"], **grouped, rows=todo.rows, picks=self.picks, experts=self.experts
+        )
 
     def _run_routed(self, todo: Pass) -> None:
         work = todo.work
-        grouped: dict[str, Array | int] = {name: work[name] for name in ("used", "expert", "first", "order")}
+        grouped: dict[str, Array | int] = {name: work[name] for name in GROUPED}
         grouped["slots"] = min(self.experts, todo.rows * self.picks)
         up = {f"{matrix}{ending}": self._expert(matrix, kind) for matrix in ("w1", "w3") for ending, kind in _FORMS}
         todo.launch_plain(
@@ -63,12 +71,14 @@ class Moe:
         todo.launch(
             "project_fp8_dim", **work.quantised("input"), weight=self.arena[f"{name}.w13.weight"],
             weight_scale=self.arena[f"{name}.w13.scale"], out=work["shared.hidden"], n=2 * self.inter,
+            second=None, second_n=0,
         )  # fmt: skip
         todo.launch("swiglu_rows", hidden=work["shared.hidden"], inner=work["shared.inner"])
         todo.quantize("shared.inner", self.inter)
         todo.launch(
             "project_fp8_inter", **work.quantised("shared.inner"), weight=self.arena[f"{name}.w2.weight"],
             weight_scale=self.arena[f"{name}.w2.scale"], out=work["shared"], n=self.dim,
+            second=None, second_n=0,
         )  # fmt: skip
 
     def _expert(self, matrix: str, kind: str) -> Array:

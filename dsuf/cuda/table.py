@@ -69,12 +69,19 @@ def _quantisers() -> list[Kernel]:
     return [Kernel(name, "quantize_rows", contract.QUANTIZE_ROWS, 256, grid) for name in names]
 
 
-def _norms() -> list[Kernel]:
-    widths = ("dim", "q_lora", "head_dim", "index_dim")
+def _latents() -> list[Kernel]:
+    widths = {"store_window": "head_dim", "store_entry": "head_dim", "store_index_key": "index_dim"}
     return [
-        Kernel(f"norm_{width}", "norm_quantize", contract.NORM_QUANTIZE, 256, _each_row, {"k": width})
-        for width in widths
-    ]
+        Kernel("norm_dim", "norm_quantize", contract.NORM_QUANTIZE, 256, _each_row, {"k": "dim"}),
+        *(
+            Kernel(name, "store_rows", contract.STORE_ROWS, 256, _each_row, {"k": width})
+            for name, width in widths.items()
+        ),
+        Kernel(
+            "norm_latents", "store_rows", contract.NORM_LATENTS, 256, lambda n: (n["rows"], 2), {"k": "head_dim"}
+        ),
+        Kernel("place_angles", "place_angles", contract.PLACE_ANGLES, 128, _each_row),
+    ]  # fmt: skip
 
 
 def _projections() -> list[Kernel]:
@@ -109,14 +116,11 @@ def _streams() -> list[Kernel]:
             lambda n: (n["splits"], _blocks(n["rows"], 8)),
         ),
         Kernel("mix_streams", "mix_streams", contract.MIX_STREAMS, 256, _each_row),
-        Kernel("collapse_norm", "collapse_norm", contract.COLLAPSE_NORM, 640, _each_row),
-        Kernel(
-            "expand_streams", "expand_streams", contract.EXPAND_STREAMS, 256,
-            _wide_rows,
-        ),
+        Kernel("collapse_norm", "collapse_norm", contract.COLLAPSE_NORM, 128, _cluster_a_row),
+        Kernel("expand_streams", "expand_streams", contract.EXPAND_STREAMS, 256, _wide_rows),
+        Kernel("expand_collapse", "expand_streams", contract.EXPAND_COLLAPSE, 128, _cluster_a_row),
         Kernel("gather_engram", "gather_engram", contract.GATHER_ENGRAM, 256, _each_row),
         Kernel("gate_engram", "gate_engram", contract.GATE_ENGRAM, 256, lambda n: (n["streams"], n["rows"])),
-        Kernel("rotate_rows", "rotate_rows", contract.ROTATE_ROWS, 256, _each_row),
     ]  # fmt: skip
 
 
@@ -138,7 +142,7 @@ def _down_grid(n: Names) -> tuple[int, int]:
 
 def _experts() -> list[Kernel]:
     return [
-        Kernel("route_experts", "route_experts", contract.ROUTE_EXPERTS, 128, _each_row),
+        Kernel("route_experts", "route_experts", contract.ROUTE_EXPERTS, 512, _each_row),
         Kernel("group_experts", "group_experts", contract.GROUP_EXPERTS, 512, _once),
         Kernel("experts_up", "experts_up", contract.EXPERTS_UP, 256, _up_grid),
         Kernel("experts_down", "experts_down", contract.EXPERTS_DOWN, 256, _down_grid),
@@ -157,8 +161,8 @@ def _caches() -> list[Kernel]:
             lambda n: (8 * _blocks(n["heads"], 16), n["rows"]), shared_bytes=lambda n: 96 * (n["head_dim"] + 8) * 2,
         ),
         Kernel(
-            "scale_heads", "scale_heads", contract.SCALE_HEADS, 256,
-            lambda n: (_blocks(n["rows"] * n["index_heads"], 256), 1),
+            "index_queries", "index_queries", contract.INDEX_QUERIES, 256,
+            lambda n: (_blocks(n["index_heads"] * n["index_dim"], 8 * 256), n["rows"]),
         ),
         Kernel(
             "score_index", "score_index", contract.SCORE_INDEX, 256,
@@ -212,7 +216,7 @@ def _peers() -> list[Kernel]:
     ]
 
 
-_GROUPS = (_quantisers, _norms, _projections, _streams, _experts, _caches, _drafts, _tokens, _peers)
+_GROUPS = (_quantisers, _latents, _projections, _streams, _experts, _caches, _drafts, _tokens, _peers)
 
 KERNELS: Mapping[str, Kernel] = {kernel.entry: kernel for group in _GROUPS for kernel in group()}
 """Every kernel by the name of its entry."""

@@ -41,6 +41,7 @@ def _table_shapes(s: Sizes, rows: int) -> Shapes:
         "reachable": ("i32", (2, rows)),
         "history": ("i64", (rows, s.engram_shifts)),
         "windows": ("i32", (3, rows, s.window + s.block)),
+        "angles": ("f32", (3, rows, s.rope_dim)),
         "fresh": ("u8", (rows, s.head_dim + s.head_dim // 32)),
     }
 
@@ -75,23 +76,20 @@ def _attention_shapes(s: Sizes, c: ModelConfig, rows: int) -> Shapes:
         "window_key": ("bf16", (rows, s.head_dim)),
         "q": ("bf16", (rows, s.heads, s.head_dim)),
         "attended": ("bf16", (rows, s.heads, s.head_dim)),
-        **_quantised("low", rows, n["o_width"]),
+        "low.codes": ("u8", (rows, n["o_width"])),
+        "low.scales": ("u8", (rows, n["o_width"] // 32)),
         "kv": ("f32", (rows, s.head_dim)),
         "gate": ("f32", (rows, s.head_dim)),
         "pooled": ("bf16", (rows, s.head_dim)),
         "pooled_latent": ("bf16", (rows, s.head_dim)),
         "index_key": ("bf16", (rows, s.index_dim)),
-        "index_key_normed": ("bf16", (rows, s.index_dim)),
     }
 
 
 def _index_shapes(s: Sizes, c: ModelConfig, rows: int, entries: int) -> Shapes:
-    width = s.index_heads * s.index_dim
     return {
         "index_q": ("bf16", (rows, s.index_heads, s.index_dim)),
         "index_q.meaning": ("bf16", (rows, s.index_heads, s.index_dim)),
-        "index_q.codes": ("u8", (rows, width // 2)),
-        "index_q.scales": ("u8", (rows, width // 32)),
         "index_weights": ("bf16", (rows, s.index_heads)),
         "scores": ("bf16", (rows, -(-entries // 8) * 8)),
         "blocks": ("i32", (rows, c.candidate_topk_blocks)),
@@ -108,6 +106,7 @@ def _expert_shapes(s: Sizes, c: ModelConfig, rows: int) -> Shapes:
         "router": ("f32", (rows, experts)),
         "chosen": ("i32", (rows, picks)),
         "chosen_weights": ("f32", (rows, picks)),
+        "arrived": ("i32", (1,)),
         "used": ("i32", (1,)),
         "expert": ("i32", (experts,)),
         "first": ("i32", (experts + 1,)),

@@ -3,6 +3,7 @@
 import numpy as np
 
 from dsuf.cuda.arena import Array, read_array, write_array
+from dsuf.cuda.attention import place_angles
 from dsuf.cuda.launches import Pass
 from dsuf.cuda.step import entries_of
 from dsuf.cuda.turns import DRAFT
@@ -29,7 +30,9 @@ class DeviceDraft(Draft):
         write_array(work["ring_place"], own.ring_places(start, start + rows))
         write_array(work["live"], np.array([rows]))
         kernels, turns = self.machine.prefiller.kernels, self.machine.turns
-        self.head.feed(Pass(kernels, 0, work, turns, rows, entries_of(8), fresh=True), work["ring_place"])
+        todo = Pass(kernels, 0, work, turns, rows, entries_of(8), fresh=True)
+        place_angles(todo, self.machine.arena, groups="positions")
+        self.head.feed(todo, work["ring_place"])
         if start > cache.drafted:
             write_array(turns["floors"][own.slot].rows(DRAFT, DRAFT + 1), np.array([start]))
         cache.drafted = start + rows

@@ -1,6 +1,7 @@
 // Attention of each row over its own list of cache rows, read packed in place, with a sink in the denominator.
 //
-//   s = q . k_j / sqrt(head_dim); out = sum bf16(e^(s - m)) v_j / (sum e^(s - m) + e^(sink - m)), k_j = v_j
+//   q is turned to the row's position; s = q . k_j / sqrt(head_dim);
+//   out = sum bf16(e^(s - m)) v_j / (sum e^(s - m) + e^(sink - m)), k_j = v_j; out is turned back
 //
 // Shapes: AttendSparse; slots of the window come first, then the selected entries. Window rows that the same launch has
 // made can lie apart from the rings, in `fresh`. Stores whose row is a multiple of 16 bytes are aligned to 16. head_dim
@@ -18,6 +19,7 @@
 #include "mma.cuh"
 #include "numeric.cuh"
 #include "reduce.cuh"
+#include "rotation.cuh"
 
 namespace dsuf {
 
@@ -265,8 +267,14 @@ __device__ void join(const AttendSparse& p, Softmax& state, float* part, int64_t
       sum.x = __fadd_rn(sum.x, own[rank].x);
       sum.y = __fadd_rn(sum.y, own[rank].y);
     }
-    const uint32_t low = bf16_bits(__fdiv_rn(sum.x, below[head])), high = bf16_bits(__fdiv_rn(sum.y, below[head]));
-    *reinterpret_cast<uint32_t*>(p.out + (row * p.heads + head0 + head) * kDim + channel) = live ? low | high << 16 : 0;
+    float low = round_bf16(__fdiv_rn(sum.x, below[head])), high = round_bf16(__fdiv_rn(sum.y, below[head]));
+    const int turned = channel - (kDim - kRopeDim);
+    if (live && turned >= 0) {
+      const float2 angle = *reinterpret_cast<const float2*>(p.angles + row * kRopeDim + turned);
+      turn_pair(low, high, angle.x, -angle.y);
+    }
+    const uint32_t packed = bf16_bits(low) | uint32_t(bf16_bits(high)) << 16;
+    *reinterpret_cast<uint32_t*>(p.out + (row * p.heads + head0 + head) * kDim + channel) = live ? packed : 0;
   }
   cluster_sync();
 }
@@ -296,7 +304,10 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(256) atte
   for (int item = threadIdx.x; count > 0 && item < kHeads * (kDim / 8); item += 256) {
     const int head = item / (kDim / 8), octet = item % (kDim / 8);
     const uint16_t* from = p.q + (row * p.heads + min(head0 + head, p.heads - 1)) * kDim;
-    *reinterpret_cast<uint4*>(q + head * kPitch + octet * 8) = reinterpret_cast<const uint4*>(from)[octet];
+    float x[8];
+    unpack_bf16x8(reinterpret_cast<const uint4*>(from)[octet], x);
+    turn_octet(x, octet, kDim, p.angles + row * kRopeDim);
+    *reinterpret_cast<uint4*>(q + head * kPitch + octet * 8) = pack_bf16x8(x);
   }
   __syncthreads();
   unpack_rows(p, rows, place, p.window_slots - run.start, count);

@@ -73,15 +73,60 @@ struct ExpandStreams {
   int32_t rows;
 };
 
-struct RotateRows {
-  uint16_t* x;                // [rows, heads, width], in place
-  const int64_t* positions;   // [rows]
-  const float* frequencies;   // [rope width / 2] radians a position
+struct ExpandCollapse {
+  const uint16_t* branch;   // [rows, dim]
+  const uint16_t* streams;  // [rows, streams, dim]
+  const float* post;        // [rows, streams]
+  const float* comb;        // [rows, from, to]
+  uint16_t* out;            // [rows, streams, dim]; may be `streams`
+  const float* pre;         // [rows, streams] the weights of the collapse of `out`
+  const uint16_t* weight;   // [dim]
+  uint16_t* y;              // [rows, dim]
+  uint8_t* codes;           // [rows, dim] FP8 of y; may be null
+  uint8_t* scales;          // [rows, dim / 32]; null with codes
+  uint16_t* meaning;        // as in CollapseNorm
   const int32_t* live;
   int32_t rows;
-  int32_t heads;
-  int32_t width;
-  int32_t inverse;            // 1: turn back
+};
+
+struct PlaceAngles {
+  const int64_t* positions;  // [rows]
+  const int64_t* group_positions;  // [rows]
+  const float* window;      // [rope width / 2] radians a position
+  const float* compressed;  // likewise
+  float* angles;            // [3, rows, rope width / 2, 2] cosine and sine, by kind
+  const int32_t* live;
+  int32_t rows;
+};
+
+struct StoreRows {
+  const uint16_t* x;        // [rows, k]
+  const uint16_t* weight;   // [k]
+  uint16_t* normed;         // [rows, k]; may be null
+  uint16_t* turned;         // [rows, k]; may be null
+  uint8_t* packed;          // codes, then scales: row r at packed + place * row_bytes
+  const int64_t* place;     // [rows] where a row goes, negative: nowhere; null: row r to r
+  const float* angles;      // [rows, rope width] one kind of PlaceAngles
+  const int32_t* live;
+  int64_t row_bytes;
+  int32_t rows;
+};
+
+struct NormLatents {
+  const uint16_t* latent;   // [rows, q_lora]
+  const uint16_t* weight;   // [q_lora]
+  uint16_t* query;          // [rows, q_lora] normed latents
+  uint8_t* codes;           // [rows, q_lora] their FP8 form
+  uint8_t* scales;          // [rows, q_lora / 32]
+  const uint16_t* key;      // [rows, head_dim]; this and the rest as in StoreRows
+  const uint16_t* key_weight;  // [head_dim]
+  uint16_t* turned;         // [rows, head_dim]; may be null
+  uint8_t* packed;
+  const int64_t* place;     // [rows]; may be null
+  const float* angles;      // [rows, rope width]
+  const int32_t* live;
+  int64_t row_bytes;
+  int32_t rows;
 };
 
 struct ProjectFp8 {
@@ -123,6 +168,11 @@ struct RouteExperts {
   const float* bias;        // [experts]
   int32_t* chosen;          // [rows, picks] ascending; -1 in padding rows
   float* weights;           // [rows, picks]
+  int32_t* used;            // as in GroupExperts, likewise the next three; null: choices are not grouped
+  int32_t* expert;
+  int32_t* first;
+  int32_t* order;
+  int32_t* arrived;         // [1] rows that are done; zero before and after
   const int32_t* live;
   int32_t rows;
   int32_t experts;
@@ -192,6 +242,7 @@ struct AttendSparse {
   const int32_t* slots;     // [rows, window_slots] row r >= 0 of `window`, -2 - r: row r of `fresh`, -1: none
   const int32_t* selected;  // [rows, entry_slots] row numbers of `entries`, -1: none; null without
   const float* sink;        // [heads]
+  const float* angles;      // [rows, rope width]
   uint16_t* out;            // [rows, heads, head_dim]
   const int32_t* live;
   int32_t rows;
@@ -200,8 +251,11 @@ struct AttendSparse {
   int32_t entry_slots;
 };
 
-struct ScaleHeads {
+struct IndexQueries {
+  const uint16_t* q;        // [rows, index heads, index dim]
+  uint16_t* meaning;        // [rows, index heads, index dim] what the quantised queries mean
   uint16_t* weights;        // [rows, index heads], in place
+  const float* angles;      // [rows, rope width]
   const int32_t* live;
   int32_t rows;
 };

@@ -1,6 +1,5 @@
 // The root-mean-square norm of a row that a block holds in registers, and its FP8 form.
 #pragma once
-#include "fragment.cuh"
 #include "numeric.cuh"
 #include "reduce.cuh"
 
@@ -15,9 +14,25 @@ struct NormedRow {
 
   __device__ static int octet(int turn) { return turn * kThreads + threadIdx.x; }
 
-  // `meaning` gets what the codes mean, in the order of fragment.cuh.
-  __device__ void finish(const uint16_t* weight, uint16_t* y, uint8_t* codes, uint8_t* scales,
-                         uint16_t* meaning = nullptr) {
+  // The row at `from`; zeros where it is padding.
+  __device__ void load(const uint16_t* from, bool live) {
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) {
+      uint4 packed = make_uint4(0, 0, 0, 0);
+      if (live && octet(t) < kOctets) packed = reinterpret_cast<const uint4*>(from)[octet(t)];
+      unpack_bf16x8(packed, x[t]);
+    }
+  }
+
+  __device__ void clear() {
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[t][i] = 0.0f;
+  }
+
+  // Norm what is held, rounded to BF16; all threads of the block come here.
+  __device__ void norm(const uint16_t* weight) {
     double squares = 0.0;
 #pragma unroll
     for (int t = 0; t < kTurns; ++t)
@@ -27,22 +42,24 @@ struct NormedRow {
     const float inverse = float(1.0 / sqrt(mean + double(DSUF_NORM_EPS)));
 #pragma unroll
     for (int t = 0; t < kTurns; ++t) {
-      const bool inside = octet(t) < kOctets;
       float w[8] = {};
-      if (inside) unpack_bf16x8(reinterpret_cast<const uint4*>(weight)[octet(t)], w);
+      if (octet(t) < kOctets) unpack_bf16x8(reinterpret_cast<const uint4*>(weight)[octet(t)], w);
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[t][i] = round_bf16(__fmul_rn(__fmul_rn(x[t][i], inverse), w[i]));
-      if (inside) reinterpret_cast<uint4*>(y)[octet(t)] = pack_bf16x8(x[t]);
-      if (codes) quantize_octet<Fp8>(x[t], inside, codes, scales, octet(t));
-      if (meaning && inside) store_fragment<kWidth>(meaning, octet(t), x[t]);
     }
   }
 
-  __device__ static void clear(uint16_t* y, uint8_t* codes, uint8_t* scales) {
-    for (int i = threadIdx.x; i < kWidth; i += kThreads) {
-      y[i] = 0;
-      if (codes) codes[i] = 0;
-      if (codes && i % 32 == 0) scales[i / 32] = 0;
+  // Write what is held, and its FP8 form if `codes` is there; zeros for padding.
+  __device__ void put(uint16_t* y, uint8_t* codes, uint8_t* scales, bool live) {
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) {
+      const int at = octet(t);
+      const bool inside = at < kOctets;
+      if (inside) reinterpret_cast<uint4*>(y)[at] = live ? pack_bf16x8(x[t]) : make_uint4(0, 0, 0, 0);
+      if (!codes) continue;
+      quantize_octet<Fp8>(x[t], inside && live, codes, scales, at);
+      if (inside && !live) reinterpret_cast<uint2*>(codes)[at] = make_uint2(0, 0);
+      if (inside && !live && at % 4 == 0) scales[at / 4] = 0;
     }
   }
 };

@@ -57,4 +57,4 @@ def test_prefill(name: str, rows: int) -> None:
     machine.prefiller.queue("encode", rows, 4096, 0)
     count = Counter(entry for entry, _ in kernels.launches)
     assert count["attend_sparse"] == config.decoder_start
-    assert count["quantize_entry"] == len(config.kv_source_layers)
+    assert count["store_entry"] == len(config.kv_source_layers)

@@ -13,6 +13,7 @@ from dsuf.cuda.sizes import from_config
 from dsuf.cuda.table import SOURCES
 from dsuf.cuda.toolchain import find_toolchain
 from dsuf.errors import CommandError
+from dsuf.reference.rope import Rope
 
 try:
     import cupy
@@ -99,6 +100,17 @@ def order_fragments(x: NDArray[Any]) -> NDArray[np.uint16]:
 def draw_bf16(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> NDArray[np.uint16]:
     """Normal BF16 numbers."""
     return to_bf16(rng.standard_normal(shape, np.float32) * np.float32(scale))
+
+
+def draw_positions(rng: np.random.Generator, rows: int) -> NDArray[np.int64]:
+    """Positions from the first to the millionth."""
+    return np.resize(np.array([0, 999_999, 1, 4095, *rng.integers(0, 1 << 20, 4)], np.int64), rows)
+
+
+def angles_of(rope: Rope, positions: NDArray[np.int64]) -> F32:
+    """The angles of `positions`, as place_angles lists them."""
+    turn = rope.rotation(positions)
+    return np.stack([turn.cos, turn.sin], axis=-1).astype(np.float32).reshape(len(positions), rope.width)
 
 
 def draw_e4m3(rng: np.random.Generator, *shape: int) -> NDArray[np.uint8]:

@@ -20,7 +20,9 @@ def test_route(gpu: Gpu, rng: np.random.Generator, rows: int, live: int, experts
     logits = rng.standard_normal((rows, experts), np.float32) * np.float32(size)
     bias = rng.standard_normal(experts).astype(np.float32) * np.float32(size > 0)
     out = {"chosen": ("i32", (rows, picks)), "weights": ("f32", (rows, picks))}
-    found = gpu.run("route_experts", out, logits=logits, bias=bias, live=live, rows=rows, experts=experts, picks=picks)
+    sizes = {"rows": rows, "experts": experts, "picks": picks}
+    aside = dict.fromkeys(("used", "expert", "first", "order", "arrived"))
+    found = gpu.run("route_experts", out, logits=logits, bias=bias, live=live, **sizes, **aside)
     router = Router(np.eye(experts), bias, picks, gpu.config.route_scale)
     scores = router.scores(logits)
     chosen = router.choose(scores)
@@ -28,18 +30,29 @@ def test_route(gpu: Gpu, rng: np.random.Generator, rows: int, live: int, experts
     np.testing.assert_allclose(found["weights"][:live], router.weights(scores, chosen)[:live], rtol=2e-6)
     assert (found["chosen"][live:] == -1).all()
     assert not found["weights"][live:].any()
+    lists = {name: ("i32", shape) for name, shape in group_shapes(rows, picks, experts).items()}
+    arrived = {"arrived": np.zeros(1, np.int32)}
+    both = gpu.run("route_experts", out | lists | arrived, logits=logits, bias=bias, live=live, **sizes)
+    assert not both["arrived"].any()
+    if rows:
+        for name, expected in (found | group(gpu, found["chosen"], experts)).items():
+            np.testing.assert_array_equal(both[name], expected)
+
+
+def group_shapes(rows: int, picks: int, experts: int) -> dict[str, tuple[int, ...]]:
+    """Of the lists of pairs by expert."""
+    return {"used": (1,), "expert": (experts,), "first": (experts + 1,), "order": (rows, picks)}
 
 
 def group(gpu: Gpu, chosen: np.ndarray, experts: int) -> dict[str, np.ndarray]:
     """What group_experts makes of `chosen`."""
     rows, picks = chosen.shape
-    shapes = {"used": (1,), "expert": (experts,), "first": (experts + 1,), "order": (rows, picks)}
-    out = {name: ("i32", shape) for name, shape in shapes.items()}
+    out = {name: ("i32", shape) for name, shape in group_shapes(rows, picks, experts).items()}
     return gpu.run("group_experts", out, chosen=chosen, rows=rows, picks=picks, experts=experts)
 
 
 @pytest.mark.parametrize("experts", [1, 8, 384, 1024])
-@pytest.mark.parametrize("rows", [1, 7, 96])
+@pytest.mark.parametrize("rows", [1, 7, 96, 170, 171, 400])
 def test_group(gpu: Gpu, rng: np.random.Generator, experts: int, rows: int) -> None:
     """Pairs by expert, then by number; negative ones left out."""
     chosen = rng.integers(-1, experts, (rows, 6)).astype(np.int32)

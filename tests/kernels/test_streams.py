@@ -1,4 +1,4 @@
-"""project_streams, mix_streams and expand_streams: the hyper-connections of a site."""
+"""project_streams, mix_streams, expand_streams and expand_collapse: the hyper-connections of a site."""
 
 import numpy as np
 import pytest
@@ -55,3 +55,36 @@ def test_expand(gpu: Gpu, rng: np.random.Generator, rows: int, live: int, in_pla
     expected = expand(from_bf16(branch), from_bf16(streams), mixes, OFFICIAL)
     assert_bf16(device[:live], expected[:live], share=0.0005)
     assert not device[live:].any()
+
+
+@pytest.mark.parametrize(("rows", "live"), ROWS)
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("quantised", [False, True])
+def test_expand_and_collapse(
+    gpu: Gpu, rng: np.random.Generator, rows: int, live: int, in_place: bool, quantised: bool
+) -> None:
+    """The bits of the two kernels one after the other."""
+    s, dim = gpu.sizes.streams, gpu.sizes.dim
+    branch, streams = draw_bf16(rng, rows, dim, scale=3), draw_bf16(rng, rows, s, dim, scale=30)
+    values = {"live": live, "rows": rows, "post": rng.random((rows, s), np.float32), "branch": branch}
+    values |= {"comb": rng.random((rows, s, s), np.float32)}
+    collapsing = {"pre": rng.random((rows, s), np.float32), "weight": draw_bf16(rng, dim)}
+    out = {"y": ("bf16", (rows, dim)), "codes": ("u8", (rows, dim)), "scales": ("u8", (rows, dim // 32))}
+    out |= {"meaning": ("bf16", (rows, dim))}
+    absent = dict.fromkeys(("codes", "scales", "meaning"))
+    if not quantised:
+        out, collapsing = {"y": out["y"]}, collapsing | absent
+    shape = ("bf16", (rows, s, dim))
+    expanded = gpu.run("expand_streams", {"out": shape}, streams=streams, **values)["out"]
+    input_ = gpu.run("collapse_norm", out, streams=expanded, **collapsing, live=live, rows=rows)
+    if in_place:
+        np.testing.assert_array_equal(
+            gpu.run_in_place("expand_collapse", "streams", "out", streams, **values, **collapsing,
+                             **({} if not quantised else absent), y=np.zeros_like(branch)),
+            expanded,
+        )  # fmt: skip
+        return
+    found = gpu.run("expand_collapse", out | {"out": shape}, streams=streams, **values, **collapsing)
+    np.testing.assert_array_equal(found["out"], expanded)
+    for name in out:
+        np.testing.assert_array_equal(found[name], input_[name])

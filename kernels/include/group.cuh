@@ -1,0 +1,149 @@
+// The (row, pick) pairs of a step by expert, so that each expert in use is read once; by one block of 512 threads.
+//
+// The order is by expert, then by pair number, whatever the timing. Few pairs find their places by counting those before
+// them. Many are counted, and then put in their places, 512 at a time: after the pairs of their expert from turns
+// before, warps before and lanes before. Pairs without an expert are left out.
+#pragma once
+#include "reduce.cuh"
+
+namespace dsuf {
+
+constexpr int kGroupThreads = 512, kGroupWarps = kGroupThreads / 32, kMostExperts = 1024, kFewPairs = 1024;
+
+// Lists to be written, and the pairs' experts.
+struct Groups {
+  const int32_t* chosen;
+  int32_t *used, *expert, *first, *order;
+  int pairs, experts;
+
+  __device__ __forceinline__ int expert_of(int pair) const { return pair < pairs ? __ldcg(chosen + pair) : -1; }
+
+  // After all pairs in their places: what lies behind the lists.
+  __device__ void end(int pairs_total, int used_total) const {
+    if (threadIdx.x == 0) *used = used_total;
+    for (int i = used_total + threadIdx.x; i <= experts; i += kGroupThreads) {
+      if (i < experts) expert[i] = -1;
+      first[i] = pairs_total;
+    }
+    for (int i = pairs_total + threadIdx.x; i < pairs; i += kGroupThreads) order[i] = -1;
+  }
+};
+
+// Room of the block that groups, for either way.
+union GroupRoom {
+  struct {
+    uint32_t keys[kFewPairs];           // expert, then pair: their order is that of the pairs
+    uint32_t in_use[kMostExperts / 32];  // a bit an expert
+  } few;
+  struct {
+    int load[kMostExperts], begin[kMostExperts];
+    uint16_t of_warp[kGroupWarps][kMostExperts];  // pairs of an expert in the warps before, of this turn
+  } many;
+};
+
+__device__ inline void group_few(const Groups& groups, GroupRoom& room) {
+  auto& few = room.few;
+  constexpr uint32_t kNone = 0xFFFFFFFFu;
+  const int padded = (groups.pairs + 3) / 4 * 4;
+  if (threadIdx.x < kMostExperts / 32) few.in_use[threadIdx.x] = 0;
+  __syncthreads();
+  int own_routed = 0;
+  for (int pair = threadIdx.x; pair < padded; pair += kGroupThreads) {
+    const int expert = groups.expert_of(pair);
+    few.keys[pair] = expert < 0 ? kNone : uint32_t(expert) * kFewPairs + pair;
+    if (expert >= 0) atomicOr(&few.in_use[expert / 32], 1u << (expert % 32));
+    own_routed += expert >= 0;
+  }
+  const int routed = block_sum<kGroupThreads>(own_routed);
+  for (int pair = threadIdx.x; pair < groups.pairs; pair += kGroupThreads) {
+    const uint32_t key = few.keys[pair];
+    if (key == kNone) continue;
+    const uint32_t least = key / kFewPairs * kFewPairs;
+    int place = 0, begin = 0;
+    for (int other = 0; other < padded; other += 4) {
+      const uint4 four = *reinterpret_cast<const uint4*>(&few.keys[other]);
+      place += (four.x < key) + (four.y < key) + (four.z < key) + (four.w < key);
+      begin += (four.x < least) + (four.y < least) + (four.z < least) + (four.w < least);
+    }
+    groups.order[place] = pair;
+    if (place != begin) continue;
+    const int expert = int(key / kFewPairs);
+    int slot = __popc(few.in_use[expert / 32] & ((1u << (expert % 32)) - 1));
+    for (int word = 0; word < expert / 32; ++word) slot += __popc(few.in_use[word]);
+    groups.expert[slot] = expert;
+    groups.first[slot] = begin;
+  }
+  int used = 0;
+  for (int word = 0; word < kMostExperts / 32; ++word) used += __popc(few.in_use[word]);
+  groups.end(routed, used);
+}
+
+// From the loads of all experts: where each begins, and the lists of those in use.
+__device__ inline void list_experts(const Groups& groups, const int* load, int* begin, int& pairs_total,
+                                    int& used_total) {
+  const int e = threadIdx.x * 2;
+  const uint64_t first = uint64_t(load[e] > 0) << 32 | uint32_t(load[e]);
+  const uint64_t second = uint64_t(load[e + 1] > 0) << 32 | uint32_t(load[e + 1]);
+  uint64_t all, before = block_before<kGroupThreads>(first + second, all);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int slot = int(before >> 32), at = int(uint32_t(before));
+    begin[e + i] = at;
+    if (load[e + i] > 0) groups.expert[slot] = e + i, groups.first[slot] = at;
+    before += first;
+  }
+  pairs_total = int(uint32_t(all));
+  used_total = int(all >> 32);
+}
+
+__device__ inline void group_many(const Groups& groups, GroupRoom& room) {
+  auto& [load, begin, of_warp] = room.many;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pairs = groups.pairs;
+  for (int e = threadIdx.x; e < kMostExperts; e += kGroupThreads) {
+    load[e] = 0;
+    for (int w = 0; w < kGroupWarps; ++w) of_warp[w][e] = 0;
+  }
+  __syncthreads();
+  for (int turn = 0; turn < pairs; turn += kGroupThreads) {
+    const int expert = groups.expert_of(turn + threadIdx.x);
+    const uint32_t same = __match_any_sync(0xFFFFFFFFu, expert);
+    if (expert >= 0 && lane == __ffs(same) - 1) atomicAdd(&load[expert], __popc(same));
+  }
+  __syncthreads();
+  int pairs_total, used_total;
+  list_experts(groups, load, begin, pairs_total, used_total);
+  __syncthreads();
+  for (int turn = 0; turn < pairs; turn += kGroupThreads) {
+    const int pair = turn + threadIdx.x, expert = groups.expert_of(pair);
+    const uint32_t same = __match_any_sync(0xFFFFFFFFu, expert);
+    const bool leads = expert >= 0 && lane == __ffs(same) - 1;
+    if (leads) of_warp[warp][expert] = uint16_t(__popc(same));
+    __syncthreads();
+    const int warps = min(kGroupWarps, (pairs - turn + 31) / 32);
+    for (int e = threadIdx.x; e < groups.experts; e += kGroupThreads) {
+      int sum = 0;
+      for (int w = 0; w < warps; ++w) {
+        const int own = of_warp[w][e];
+        if (own) of_warp[w][e] = uint16_t(sum);
+        sum += own;
+      }
+      load[e] = begin[e];
+      begin[e] += sum;
+    }
+    __syncthreads();
+    if (expert >= 0) groups.order[load[expert] + of_warp[warp][expert] + __popc(same & ((1u << lane) - 1))] = pair;
+    __syncwarp();
+    if (leads) of_warp[warp][expert] = 0;
+    __syncthreads();
+  }
+  groups.end(pairs_total, used_total);
+}
+
+__device__ inline void group(const Groups& groups, GroupRoom& room) {
+  if (groups.pairs <= kFewPairs)
+    group_few(groups, room);
+  else
+    group_many(groups, room);
+}
+
+}  // namespace dsuf

@@ -144,8 +144,6 @@ def linear_cases(rows: int) -> Iterator[Case]:
         ("wq_b", "q_lora", N["q_lora"], N["heads"] * N["head_dim"]),
         ("wkv", "dim", N["dim"], N["head_dim"]),
         ("wo_b", "o", N["o_width"], N["dim"]),
-        ("shared w1, w3", "dim", N["dim"], 2 * N["inter"]),
-        ("shared w2", "inter", N["inter"], N["dim"]),
         ("Engram", "engram", N["engram_width"], (N["streams"] + 1) * N["dim"]),
     ):
         yield Case(
@@ -218,25 +216,26 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
             "x": bf16(rows, dim),
             "weights": routed["weights"],
             "inner": bf16(pairs, inter),
+            "shared": u8(2 * inter, dim),
+            "shared_scale": e8m0(2 * inter // 32, dim // 32),
+            "shared_inner": bf16(rows, inter),
             "slots": slots,
             "picks": picks,
-        },
-        used * inter * dim * 17 // 16,
+        }
+        | live,
+        used * inter * dim * 17 // 16 + 2 * inter * dim,
     )
     w2 = {"w2": u8(experts, dim, inter // 2), "w2_scale": e8m0(experts, dim, inter // 32)}
     yield Case(
         "experts_down",
         note,
         lambda: w2,
-        grouped | {"inner": bf16(pairs, inter), "out": bf16(pairs, dim), "slots": slots},
-        used * inter * dim * 17 // 32,
-    )
-    yield Case(
-        "swiglu_rows",
-        "shared",
-        lambda: {"hidden": bf16(rows, 2 * inter)},
-        live | {"inner": bf16(rows, inter)},
-        rows * inter * 6,
+        grouped
+        | {"inner": bf16(pairs, inter), "out": bf16(pairs, dim), "slots": slots, "shared": u8(dim, inter)}
+        | {"shared_scale": e8m0(dim // 32, inter // 32), "shared_inner": bf16(rows, inter)}
+        | {"shared_out": bf16(rows, dim)}
+        | live,
+        used * inter * dim * 17 // 32 + inter * dim,
     )
     yield Case(
         "combine_experts",

@@ -183,17 +183,19 @@ GROUP_EXPERTS = Params(
 _GROUPED = {"used": "*i32 1", "expert": "*i32 slots", "first": "*i32 slots+1", "order": "*i32 1"}
 EXPERTS_UP = Params(
     "ExpertsUp", x="*bf16 dim", w1="*u8 inter dim/2", w1_scale="*u8 inter dim/32", w3="*u8 inter dim/2",
-    w3_scale="*u8 inter dim/32", weights="*f32 picks", **_GROUPED, inner="*bf16 picks inter", slots="i32", picks="i32",
+    w3_scale="*u8 inter dim/32", weights="*f32 picks", **_GROUPED, inner="*bf16 picks inter", shared="*u8 2 inter dim",
+    shared_scale="*u8 2 inter/32 dim/32", shared_inner="*bf16 rows inter", **_LIVE, rows="i32", slots="i32",
+    picks="i32",
 )  # fmt: skip
 EXPERTS_DOWN = Params(
     "ExpertsDown", inner="*bf16 inter", w2="*u8 dim inter/2", w2_scale="*u8 dim inter/32", **_GROUPED, out="*bf16 dim",
-    slots="i32",
+    shared="*u8 dim inter", shared_scale="*u8 dim/32 inter/32", shared_inner="*bf16 rows inter",
+    shared_out="*bf16 rows dim", **_LIVE, rows="i32", slots="i32",
 )  # fmt: skip
 COMBINE_EXPERTS = Params(
     "CombineExperts", routed="*bf16 rows picks dim", shared="*bf16 rows dim", out="*bf16 rows dim", **_LIVE, rows="i32",
     picks="i32",
 )  # fmt: skip
-SWIGLU = Params("Swiglu", hidden="*bf16 rows 2 inter", inner="*bf16 rows inter", **_LIVE, rows="i32")
 ATTEND_SPARSE = Params(
     "AttendSparse", q="*bf16 rows heads head_dim", window="*u8", fresh="*u8?", entries="*u8?",
     slots="*i32 rows window_slots", selected="*i32? rows entry_slots", sink="*f32 heads",

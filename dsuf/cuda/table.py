@@ -86,7 +86,7 @@ def _latents() -> list[Kernel]:
 
 def _projections() -> list[Kernel]:
     fp8 = {
-        "dim": ("dim", 16), "q_lora": ("q_lora", 4), "o": ("o_width", 8), "inter": ("inter", 8),
+        "dim": ("dim", 16), "q_lora": ("q_lora", 4), "o": ("o_width", 8),
         "engram": ("engram_width", 8), "taps": ("tap_width", 8),
     }  # fmt: skip
     return [
@@ -130,14 +130,14 @@ def expert_split(width: int) -> int:
 
 
 def _up_grid(n: Names) -> tuple[int, int]:
-    """Eight outputs a tile."""
-    return _blocks(n["inter"], 8 * 8 // expert_split(n["dim"])), n["slots"]
+    """Eight outputs a tile; 32 rows of the shared expert, then an expert each."""
+    return _blocks(n["inter"], 8 * 8 // expert_split(n["dim"])), _blocks(n["rows"], 32) + n["slots"]
 
 
 def _down_grid(n: Names) -> tuple[int, int]:
     """Sixteen outputs a tile; two tiles a warp that shares with none."""
     split = expert_split(n["inter"])
-    return _blocks(n["dim"], 16 * (16 if split == 1 else 8 // split)), n["slots"]
+    return _blocks(n["dim"], 16 * (16 if split == 1 else 8 // split)), _blocks(n["rows"], 32) + n["slots"]
 
 
 def _experts() -> list[Kernel]:
@@ -146,7 +146,6 @@ def _experts() -> list[Kernel]:
         Kernel("group_experts", "group_experts", contract.GROUP_EXPERTS, 512, _once),
         Kernel("experts_up", "experts_up", contract.EXPERTS_UP, 256, _up_grid),
         Kernel("experts_down", "experts_down", contract.EXPERTS_DOWN, 256, _down_grid),
-        Kernel("swiglu_rows", "swiglu", contract.SWIGLU, 256, lambda n: (_blocks(n["inter"], 256), n["rows"])),
         Kernel(
             "combine_experts", "combine_experts", contract.COMBINE_EXPERTS, 256,
             lambda n: (_blocks(n["dim"], 256), n["rows"]),

@@ -113,8 +113,7 @@ def _expert_shapes(s: Sizes, c: ModelConfig, rows: int) -> Shapes:
         "order": ("i32", (rows * picks,)),
         "inner": ("bf16", (rows * picks, s.inter)),
         "routed": ("bf16", (rows * picks, s.dim)),
-        "shared.hidden": ("bf16", (rows, 2 * s.inter)),
-        **_quantised("shared.inner", rows, s.inter),
+        "shared.inner": ("bf16", (rows, s.inter)),
         "shared": ("bf16", (rows, s.dim)),
     }
 

@@ -1,13 +1,15 @@
-// The second half of the routed experts: out = bf16(w2 fp8(inner)), a row for every (row, pick) pair.
+// The second half of the experts: out = bf16(w2 fp8(inner)), a row for every (row, pick) pair and one of the shared
+// expert for every row.
 //
 // Shapes: ExpertsDown; rows of weights 16-byte aligned; dim a multiple of 16. A block quantises the rows that it needs,
 // 32 values a scale, and keeps in shared memory what the codes mean. Pairs and order of sums as in experts_up. Where
 // warps share no contraction (kSplitOf) each has kEach tiles of sixteen outputs, one after the other, the next one's
-// weights on their way. Grid: (ceil(dim / 16 / tiles of a block), slots), slots >= distinct experts. Padding is never
-// routed. Bound: bytes, dim * inter * 17 / 32 an expert in use.
+// weights on their way. Grid: (ceil(dim / 16 / tiles of a block), ceil(rows / 32) + slots), as in experts_up. Padding is
+// never routed, and its rows of the shared expert stay as they are. Bound: bytes, dim * inter * 17 / 32 an expert in use.
 #include "contract.h"
 #include "launch.cuh"
 #include "experts.cuh"
+#include "shared_expert.cuh"
 
 namespace dsuf {
 
@@ -27,42 +29,52 @@ __device__ __forceinline__ void load_tile(const ExpertsDown& p, Share& share, in
              p.w2_scale + high * (DSUF_INTER / 32), threadIdx.x / 32 % kSplit);
 }
 
-// What the quantised rows of eight pairs from `at` on mean, as multiply takes them: lane after lane; zeros past `stop`.
-__device__ __forceinline__ void quantize_pairs(const ExpertsDown& p, uint4* to, int at, int stop) {
+// What eight quantised rows mean, as multiply takes them: lane after lane. row_of(i) is row i, null where there is none.
+template <class RowOf>
+__device__ __forceinline__ void quantize_rows(uint4* to, RowOf row_of) {
   for (int from = 0; from < 8 * kOctets; from += 256) {
     const int item = from + threadIdx.x, pair = item / kOctets, octet = item % kOctets;
-    const bool inside = item < 8 * kOctets && at + pair < stop;
+    const uint16_t* row = item < 8 * kOctets ? row_of(pair) : nullptr;
     float x[8] = {};
-    if (inside)
-      unpack_bf16x8(reinterpret_cast<const uint4*>(p.inner + int64_t(p.order[at + pair]) * DSUF_INTER)[octet], x);
+    if (row) unpack_bf16x8(reinterpret_cast<const uint4*>(row)[octet], x);
     quantize_octet<Fp8>(x, false, nullptr, nullptr, octet);
     const int place = fragment_place<DSUF_INTER>(octet);
     if (item < 8 * kOctets)
-      to[place / 4 * 32 + pair * 4 + place % 4] = inside ? pack_fragment(x) : make_uint4(0, 0, 0, 0);
+      to[place / 4 * 32 + pair * 4 + place % 4] = row ? pack_fragment(x) : make_uint4(0, 0, 0, 0);
   }
 }
 
-// One result of eight pairs from `from` on, where a warp has the whole contraction.
-__device__ __forceinline__ void store_tile(const ExpertsDown& p, const float (&total)[4], int from, int stop,
-                                           int first) {
+// One tile's results of up to eight pairs, where a warp has the whole contraction; row_of(i) as in quantize_rows.
+template <class RowOf>
+__device__ __forceinline__ void store_tile(const float (&total)[4], int first, RowOf row_of) {
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
-    const int place = from + threadIdx.x % 4 * 2 + c % 2, output = first + threadIdx.x % 32 / 4 + c / 2 * 8;
-    if (place < stop && output < DSUF_DIM)
-      p.out[int64_t(p.order[place]) * DSUF_DIM + output] = bf16_bits(__fmul_rn(total[c], kWidenScale));
+    const int output = first + threadIdx.x % 32 / 4 + c / 2 * 8;
+    uint16_t* row = row_of(threadIdx.x % 4 * 2 + c % 2);
+    if (row && output < DSUF_DIM) row[output] = bf16_bits(__fmul_rn(total[c], kWidenScale));
   }
 }
 
 // The same where warps share it.
-__device__ __forceinline__ void store_sums(const ExpertsDown& p, const float (&total)[4], int from, int stop) {
+template <class RowOf>
+__device__ __forceinline__ void store_sums(const float (&total)[4], RowOf row_of) {
   __shared__ TileSums<kSplit> sums;
   __syncthreads();
   sums.put(total);
   __syncthreads();
-  for (int e = threadIdx.x; e < min(stop - from, 8) * kAbreast * 16; e += 256) {
-    const int column = e % (kAbreast * 16), place = e / (kAbreast * 16), output = blockIdx.x * kAbreast * 16 + column;
-    if (output < DSUF_DIM)
-      p.out[int64_t(p.order[from + place]) * DSUF_DIM + output] = bf16_bits(sums.sum(column / 16, column % 16, place));
+  for (int e = threadIdx.x; e < 8 * kAbreast * 16; e += 256) {
+    const int column = e % (kAbreast * 16), pair = e / (kAbreast * 16), output = blockIdx.x * kAbreast * 16 + column;
+    uint16_t* row = row_of(pair);
+    if (row && output < DSUF_DIM) row[output] = bf16_bits(sums.sum(column / 16, column % 16, pair));
+  }
+}
+
+template <class RowOf>
+__device__ __forceinline__ void store_results(const float (&total)[4], int first, RowOf row_of) {
+  if constexpr (kSplit == 1) {
+    store_tile(total, first, row_of);
+  } else {
+    store_sums(total, row_of);
   }
 }
 
@@ -73,7 +85,10 @@ __device__ __forceinline__ void serve(const ExpertsDown& p, Share share, uint4 (
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kTiles; ++i)
-    if (at + i * 8 < stop) quantize_pairs(p, rows[i], at + i * 8, stop);
+    if (at + i * 8 < stop)
+      quantize_rows(rows[i], [&](int pair) {
+        return at + i * 8 + pair < stop ? p.inner + int64_t(p.order[at + i * 8 + pair]) * DSUF_INTER : nullptr;
+      });
   __syncthreads();
   const uint4* x[kTiles];
 #pragma unroll
@@ -87,13 +102,35 @@ __device__ __forceinline__ void serve(const ExpertsDown& p, Share share, uint4 (
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       if (at + i * 8 >= stop) break;
-      if constexpr (kSplit == 1) {
-        store_tile(p, total[i], at + i * 8, stop, first_output(each));
-      } else {
-        store_sums(p, total[i], at + i * 8, stop);
-      }
+      store_results(total[i], first_output(each), [&](int pair) {
+        return at + i * 8 + pair < stop ? p.out + int64_t(p.order[at + i * 8 + pair]) * DSUF_DIM : nullptr;
+      });
     }
     if (each + 1 < kEach) share = next;
+  }
+}
+
+// The shared expert on the 32 rows of the block.
+__device__ __forceinline__ void serve_shared(const ExpertsDown& p, uint4* rows) {
+  const int lane = threadIdx.x % 32, live = min(*p.live, p.rows), stop = min(live, int(blockIdx.y + 1) * 32);
+  for (int row0 = blockIdx.y * 32; row0 < stop; row0 += 8) {
+    __syncthreads();
+    quantize_rows(rows, [&](int i) {
+      return row0 + i < live ? p.shared_inner + int64_t(row0 + i) * DSUF_INTER : nullptr;
+    });
+    __syncthreads();
+#pragma unroll 1
+    for (int each = 0; each < kEach; ++each) {
+      const int first = first_output(each), low = (first < DSUF_DIM ? first : 0) + lane / 4, high = low + 8;
+      const uint8_t* scales = p.shared_scale + low / 32 * (DSUF_INTER / 32);
+      const SharedShare<DSUF_INTER, kSplit> share = {p.shared + int64_t(low) * DSUF_INTER,
+                                                     p.shared + int64_t(high) * DSUF_INTER, scales, scales};
+      float total[4] = {};
+      share.template multiply<32>(total, rows + lane / 4 * 4, threadIdx.x / 32 % kSplit);
+      store_results(total, first, [&](int i) {
+        return row0 + i < live ? p.shared_out + int64_t(row0 + i) * DSUF_DIM : nullptr;
+      });
+    }
   }
 }
 
@@ -104,8 +141,9 @@ extern "C" __global__ void __launch_bounds__(256, 2) experts_down(const dsuf::Ex
   await_inputs();
   static_assert(DSUF_DIM % 16 == 0 && DSUF_INTER % 32 == 0, "tiles and groups are whole");
   __shared__ uint4 rows[kMostTiles][8 * kOctets];
-  const int slot = blockIdx.y, used = *p.used, expert = p.expert[slot], begin = p.first[slot];
-  const int stop = p.first[slot + 1];
+  const int slot = int(blockIdx.y) - (p.rows + 31) / 32;
+  if (slot < 0) return serve_shared(p, rows[0]);
+  const int used = *p.used, expert = p.expert[slot], begin = p.first[slot], stop = p.first[slot + 1];
   if (slot >= used) return;
   Share share;
   load_tile(p, share, expert, 0);

@@ -1,16 +1,18 @@
-// The first half of the routed experts: both FP4 projections, SwiGLU, and the routing weight.
+// The first half of the experts: both projections, SwiGLU, and for routed ones the routing weight. Routed experts have
+// FP4 weights, the shared one has FP8 weights.
 //
 //   a = bf16(w1 x), b = bf16(w3 x);   inner = bf16(silu(min(a, limit)) * clamp(b, limit) * weight)
 //
 // Shapes: ExpertsUp; x are what the FP8 codes of the input mean, in the order of fragment.cuh; rows of weights 16-byte
 // aligned; inter a multiple of 32. A tile of sixteen rows of weights is eight outputs of both matrices. Pairs are taken
 // eight at a time, or sixteen where an expert has more. Warps that share a contraction take runs of it (kSplitOf) and are
-// added in order: a pair's result depends on nothing but its row. Grid: (ceil(inter / 8 / tiles), slots), slots >=
-// distinct experts. Padding is never routed.
-// Bound: bytes, 2 * inter * dim * 17 / 32 an expert in use.
+// added in order: a pair's result depends on nothing but its row. Grid: (ceil(inter / 8 / tiles), ceil(rows / 32) +
+// slots): 32 rows of the shared expert, then an expert each, slots >= distinct experts. Padding is never routed, and its
+// rows of the shared expert stay as they are. Bound: bytes, 2 * inter * dim * 17 / 32 an expert in use.
 #include "contract.h"
 #include "launch.cuh"
 #include "experts.cuh"
+#include "shared_expert.cuh"
 
 namespace dsuf {
 
@@ -48,6 +50,31 @@ __device__ __forceinline__ void serve(const ExpertsUp& p, const Share& share, Ti
   }
 }
 
+// The shared expert on the 32 rows of the block.
+__device__ __forceinline__ void serve_shared(const ExpertsUp& p, TileSums<kSplit>& sums, int own) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * kOutputs;
+  const int low = (own < DSUF_INTER ? own : 0) + lane / 4, high = low + DSUF_INTER, live = min(*p.live, p.rows);
+  const SharedShare<DSUF_DIM, kSplit> share = {
+      p.shared + int64_t(low) * DSUF_DIM, p.shared + int64_t(high) * DSUF_DIM,
+      p.shared_scale + low / 32 * (DSUF_DIM / 32), p.shared_scale + high / 32 * (DSUF_DIM / 32)};
+  for (int row0 = blockIdx.y * 32; row0 < min(live, int(blockIdx.y + 1) * 32); row0 += 8) {
+    const int row = row0 + lane / 4;
+    float total[4] = {};
+    share.template multiply<4>(
+        total, row < live ? reinterpret_cast<const uint4*>(p.x + int64_t(row) * DSUF_DIM) : nullptr, warp % kSplit);
+    __syncthreads();
+    sums.put(total);
+    __syncthreads();
+    for (int e = threadIdx.x; e < min(live - row0, 8) * kOutputs; e += 256) {
+      const int column = e % kOutputs, place = e / kOutputs;
+      if (first + column >= DSUF_INTER) continue;
+      const float a = round_bf16(sums.sum(column / 8, column % 8, place));
+      const float b = round_bf16(sums.sum(column / 8, column % 8 + 8, place));
+      p.shared_inner[int64_t(row0 + place) * DSUF_INTER + first + column] = bf16_bits(swiglu(a, b));
+    }
+  }
+}
+
 }  // namespace dsuf
 
 extern "C" __global__ void __launch_bounds__(256, 2) experts_up(const dsuf::ExpertsUp p) {
@@ -55,8 +82,9 @@ extern "C" __global__ void __launch_bounds__(256, 2) experts_up(const dsuf::Expe
   await_inputs();
   static_assert(DSUF_INTER % 32 == 0, "tiles are whole");
   __shared__ TileSums<kSplit> sums;
-  const int slot = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int own = (blockIdx.x * kTilesOfBlock + warp / kSplit) * 8;
+  const int ahead = (p.rows + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int own = (blockIdx.x * kTilesOfBlock + warp / kSplit) * 8, slot = int(blockIdx.y) - ahead;
+  if (slot < 0) return serve_shared(p, sums, own);
   const bool inside = own < DSUF_INTER;
   const int used = *p.used, expert = p.expert[slot], begin = p.first[slot], stop = p.first[slot + 1];
   if (slot >= used) return;

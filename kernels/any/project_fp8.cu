@@ -2,7 +2,7 @@
 //
 //   out[r, n] = bf16(sum over groups g of ws[n / 32, g] * xs[r, g] * (sum over g of w[n, k] * x[r, k]))
 //
-// Shapes: ProjectFp8; an entry a contraction width: project_fp8_dim, _q_lora, _o, _inter, _engram, _taps. Rows of codes
+// Shapes: ProjectFp8; an entry a contraction width: project_fp8_dim, _q_lora, _o, _engram, _taps. Rows of codes
 // and weights 16-byte aligned; n a multiple of 16 where there are `second` outputs. A lane reads sixteen neighbours of a
 // row, so that four lanes have two groups: each group is a product in which the other's lanes hold zeros, and that
 // float32 tensor-core sum of exact products is scaled and added in a fixed order per warp, then warp by warp. A row's
@@ -157,9 +157,6 @@ extern "C" __global__ void __launch_bounds__(128) project_fp8_q_lora(const dsuf:
 }
 extern "C" __global__ void __launch_bounds__(256) project_fp8_o(const dsuf::ProjectFp8 p) {
   dsuf::project<DSUF_O_GROUPS * DSUF_O_LORA, 8>(p);
-}
-extern "C" __global__ void __launch_bounds__(256) project_fp8_inter(const dsuf::ProjectFp8 p) {
-  dsuf::project<DSUF_INTER, 8>(p);
 }
 extern "C" __global__ void __launch_bounds__(256) project_fp8_engram(const dsuf::ProjectFp8 p) {
   dsuf::project<DSUF_ENGRAM_WIDTH, 8>(p);

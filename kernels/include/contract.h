@@ -202,6 +202,11 @@ struct ExpertsUp {
   const int32_t* first;
   const int32_t* order;
   uint16_t* inner;          // [rows * picks, inter]; pairs that are not routed stay as they are
+  const uint8_t* shared;    // [2 * inter, dim] E4M3: w1 and w3 of the shared expert
+  const uint8_t* shared_scale;  // [2 * inter / 32, dim / 32] E8M0
+  uint16_t* shared_inner;   // [rows, inter]; padding stays as it is
+  const int32_t* live;
+  int32_t rows;
   int32_t slots;            // experts that the launch covers
   int32_t picks;
 };
@@ -215,6 +220,12 @@ struct ExpertsDown {
   const int32_t* first;
   const int32_t* order;
   uint16_t* out;            // [rows * picks, dim]
+  const uint8_t* shared;    // [dim, inter] E4M3: w2 of the shared expert
+  const uint8_t* shared_scale;  // [dim / 32, inter / 32] E8M0
+  const uint16_t* shared_inner;  // [rows, inter]
+  uint16_t* shared_out;     // [rows, dim]; padding stays as it is
+  const int32_t* live;
+  int32_t rows;
   int32_t slots;
 };
 
@@ -225,13 +236,6 @@ struct CombineExperts {
   const int32_t* live;
   int32_t rows;
   int32_t picks;
-};
-
-struct Swiglu {
-  const uint16_t* hidden;   // [rows, 2 * inter]
-  uint16_t* inner;          // [rows, inter]
-  const int32_t* live;
-  int32_t rows;
 };
 
 struct AttendSparse {

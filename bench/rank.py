@@ -34,19 +34,6 @@ from dsuf.types import Sampling
 RANKS = 8
 ENGRAM_ROWS = 1 << 20
 MARGIN_TOKENS = 8  # positions that a step may write beyond the length
-STEADY = 0.03  # change of the read bandwidth beyond which a run says so
-GIB = 1 << 30
-
-READ = r"""
-extern "C" __global__ void read_all(const uint4* from, size_t count, unsigned* out) {
-  unsigned sum = 0;
-  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < count; i += size_t(gridDim.x) * blockDim.x) {
-    const uint4 x = __ldcs(from + i);
-    sum ^= x.x ^ x.y ^ x.z ^ x.w;
-  }
-  if (sum == 12345u) *out = sum;
-}
-"""
 
 
 def rank_of_eight() -> ModelConfig:
@@ -211,24 +198,6 @@ class Bytes:
         if launch.entry == "score_index":
             return self.shape.batch * int(v["entries"]) * c.index_head_dim * 17 // 32
         return 0
-
-
-def read_rate(stream: Any) -> float:
-    """Bytes a microsecond of a kernel that only reads, the best of some runs over 8 GiB."""
-    source, out = cupy.zeros(8 * GIB, cupy.uint8), cupy.zeros(1, cupy.uint32)
-    kernel, times = cupy.RawKernel(READ, "read_all"), []
-    with stream:
-        for _ in range(40):
-            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-            start.record(stream)
-            kernel((132 * 4,), (512,), (source, np.uint64(source.nbytes // 16), out))
-            stop.record(stream)
-            stop.synchronize()
-            times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e3)
-    rate = source.nbytes / min(times)
-    del source
-    cupy.get_default_memory_pool().free_all_blocks()
-    return rate
 
 
 def gpu_state() -> str:

@@ -1,4 +1,4 @@
-"""Time of a whole decode step of one rank of eight, beside the time that its bytes take at the read bandwidth.
+"""Time of a whole decode step of one rank of eight, beside the time that its bytes take at the read ceiling.
 
 The rank (`bench/rank.py`) runs the engine's own decode step, draft head included, captured as one graph. In it:
 everything on this GPU. Not in it, since there is one GPU: what the other ranks do, how long their data takes to come,
@@ -20,8 +20,9 @@ import cupy
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.ceiling import ReadCeiling, describe
 from bench.launchlist import capture, profile, time_us
-from bench.rank import RANKS, STEADY, Bytes, Rank, gpu_state, rank_of_eight, read_rate, scored_tokens
+from bench.rank import RANKS, Bytes, Rank, gpu_state, rank_of_eight, scored_tokens
 from bench.report import Row, publish
 from dsuf.cuda.arena import Array
 from dsuf.cuda.kernels import Device, Kernels
@@ -32,7 +33,7 @@ from dsuf.cuda.step import StepShape
 SHAPES = {1: (1, 0), 6: (1, 5), 8: (2, 3), 16: (4, 3), 96: (16, 5)}
 """Turns and drafts of each number of rows."""
 
-MOST_ROWS, MOST_TURNS = 96, 16
+MOST_ROWS, MOST_TURNS, LAST_SAMPLES = 96, 16, 8
 
 
 class LocalPeers:
@@ -78,8 +79,9 @@ class LocalPeers:
         self.launched += 2
 
 
-def measure(rank: Rank, rows: int, context_tokens: int, stream: Any, rate: float, replays: int) -> Iterator[Row]:
-    """The rows of one shape, without and with the sums over ranks; the figures of one step, at its floor."""
+def measure(rank: Rank, rows: int, context_tokens: int, ceiling: ReadCeiling, replays: int) -> Iterator[Row]:
+    """The rows of one shape, without and with the sums over ranks; their floors are still to come."""
+    stream = ceiling.stream
     batch, drafts = SHAPES[rows]
     shape = StepShape(batch=batch, drafts=drafts, tokens=scored_tokens(context_tokens))
     with stream:
@@ -93,16 +95,17 @@ def measure(rank: Rank, rows: int, context_tokens: int, stream: Any, rate: float
         peers.show(launch.values["out"] for launch in launches if launch.entry in SUMMED)
         for reduction, kernels in (("none", rank.kernels), ("local", peers)):
             graph = capture(partial(rank.branched(kernels).decoder.queue, shape), stream)
+            reads = ceiling.sample()
             times = time_us(graph, stream, replays, reset)
-            median, floor = statistics.median(times), total / rate
+            median = statistics.median(times)
             print(f"{rows} rows, {context_tokens} tokens, {reduction}: {median:.0f} us", flush=True)
             yield {
                 "tp": RANKS, "rows": rows, "turns": batch, "drafts": drafts, "context": context_tokens,
                 "reduction": reduction, "experts": round(mean_experts(distinct, "layers."), 1),
                 "draft_experts": round(mean_experts(distinct, "mtp."), 1), "gigabytes": round(total / 1e9, 3),
-                "floor_ms": round(floor / 1e3, 3), "median_ms": round(median / 1e3, 3),
+                "median_ms": round(median / 1e3, 3),
                 "p90_ms": round(times[int(0.9 * (len(times) - 1))] / 1e3, 3), "min_ms": round(times[0] / 1e3, 3),
-                "ratio": round(median / floor, 2), "tb_per_s": round(total / median / 1e6, 2),
+                "tb_per_s": round(total / median / 1e6, 2), "reads_tb_per_s": round(reads / 1e6, 2),
                 "launches": peers.launched or len(launches),
                 "finite": bool(cupy.isfinite(cupy.asarray(rank.arena["decode.logits"])[:rows]).all()),
             }  # fmt: skip
@@ -112,6 +115,12 @@ def mean_experts(distinct: Mapping[str, int], prefix: str) -> float:
     """Experts a layer reads, over those whose name begins with `prefix`."""
     counts = [count for name, count in distinct.items() if name.startswith(prefix)]
     return statistics.mean(counts) if counts else 0.0
+
+
+def add_floor(row: Row, rate: float) -> Row:
+    """`row` with the time that its bytes take at `rate` bytes a microsecond; pure."""
+    floor = float(str(row["gigabytes"])) * 1e6 / rate
+    return {**row, "floor_ms": round(floor, 3), "ratio": round(float(str(row["median_ms"])) / floor, 2)}
 
 
 def profile_rows(rank: Rank, rows: int, context_tokens: int, stream: Any, rate: float) -> Iterator[Row]:
@@ -146,18 +155,18 @@ def main() -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     free, total = cupy.cuda.runtime.memGetInfo()
     print(f"{free / 1e9:.2f} of {total / 1e9:.2f} GB free with kernels loaded", flush=True)
-    rates = [read_rate(stream)]
-    rank = Rank(device, kernels, config, max(args.context), MOST_TURNS)
+    rank, ceiling = Rank(device, kernels, config, max(args.context), MOST_TURNS), ReadCeiling(stream)
     rank.fill()
     cupy.cuda.Device().synchronize()
-    rows = [row for n in args.rows for tokens in args.context for row in measure(rank, n, tokens, stream, rates[0],
-                                                                                  args.replays)]  # fmt: skip
-    shares = [row for n in {6, 96} & set(args.rows) for row in profile_rows(rank, n, 65_536, stream, rates[0])]
+    rows = [
+        row for n in args.rows for tokens in args.context for row in measure(rank, n, tokens, ceiling, args.replays)
+    ]
+    for _ in range(LAST_SAMPLES):
+        ceiling.sample()
+    shares = [row for n in {6, 96} & set(args.rows) for row in profile_rows(rank, n, 65_536, stream, ceiling.rate)]
     rank.arena.close()
-    rates.append(read_rate(stream))
-    label = f"{device.name} ({gpu_state()}), reads {rates[0] / 1e6:.2f} and {rates[1] / 1e6:.2f} TB/s before and after"
-    if abs(rates[1] / rates[0] - 1) > STEADY:
-        label += ", NOT STEADY"
+    rows, label = [add_floor(row, ceiling.rate) for row in rows], f"{device.name} ({gpu_state()}), "
+    label += describe(ceiling.samples)
     publish("step", rows, label)
     if shares:
         publish("step-profile", shares, label)

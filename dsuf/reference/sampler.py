@@ -51,5 +51,6 @@ def distribution(logits: F32, sampling: Sampling) -> F64:
 
 def uniform(seed: int, position: int, purpose: Purpose) -> float:
     """A number in [0, 1) that depends on its arguments alone, from a counter-based generator."""
-    generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, 2**32 * _PURPOSES.index(purpose) + position]))
-    return float(generator.random())
+    # In a list, a seed of 2^63 or more would pass through a float.
+    key = np.array([seed % 2**64, 2**32 * _PURPOSES.index(purpose) + position], np.uint64)
+    return float(np.random.Generator(np.random.Philox(key=key)).random())

@@ -32,7 +32,7 @@ struct Groups {
 // Room of the block that groups, for either way.
 union GroupRoom {
   struct {
-    uint32_t keys[kFewPairs];           // expert, then pair: their order is that of the pairs
+    alignas(16) uint32_t keys[kFewPairs];  // expert, then pair: their order is that of the pairs
     uint32_t in_use[kMostExperts / 32];  // a bit an expert
   } few;
   struct {

@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from dsuf.checkpoint.config import ModelConfig, load_config
+from dsuf.checkpoint.engram import table_primes
 from dsuf.checkpoint.forms import RELEASED
-from dsuf.checkpoint.synthetic import EMBEDDED
+from dsuf.checkpoint.synthetic import EMBEDDED, write_synthetic
 from dsuf.cuda import ranks as module
 from dsuf.cuda.arena import Array, read_array, write_array
 from dsuf.cuda.ends import enter_streams
@@ -22,6 +24,7 @@ from dsuf.cuda.machine import Machine, Setup, plan_sizes
 from dsuf.cuda.ranks import SUMMED, RankedKernels, load_ranks, plan_rank_regions
 from dsuf.cuda.step import StepShape, entries_of
 from dsuf.types import Sampling
+from tests.cuda.conftest import GOLDEN
 from tests.cuda.drive import generate
 from tests.cuda.paper import PaperArena, PaperKernels
 from tests.cuda.test_engine import Watcher, row_errors
@@ -29,6 +32,12 @@ from tests.cuda.test_engine import Watcher, row_errors
 STRIDE = 1 << 44
 SETUP = Setup(context_tokens=1024, max_turns=4, prefill_rows=64)
 CONFIGS = {"embedded": EMBEDDED, "released": load_config(RELEASED / "config.json")}
+
+
+def widen(config: ModelConfig) -> ModelConfig:
+    """`config` with as many heads, groups and columns as eight ranks need."""
+    wide = msgspec.structs.replace(config, n_heads=16, o_groups=8, moe_inter_dim=256, engram_n_heads=8)
+    return msgspec.structs.replace(wide, engram_num_embeddings=tuple(table_primes(wide).sum(axis=(1, 2)).tolist()))
 
 
 class PaperRanks(PaperArena):
@@ -97,13 +106,27 @@ def last_logits(machine: Machine, rank: int) -> NDArray[np.float32]:
     return found
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def many(request: pytest.FixtureRequest, machine: Machine, checkpoint: Path) -> Iterator[Machine]:
-    """The checkpoint split over ranks, beside the machine that has all of it."""
-    split = load_ranks(checkpoint, machine.setup, request.param, streams=8)
-    yield split
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint that eight ranks can share."""
+    directory = tmp_path_factory.mktemp("wide")
+    write_synthetic(directory, widen(load_config(GOLDEN / "config.json")), 4, (GOLDEN / "tokenizer.json").read_bytes())
+    return directory
+
+
+@pytest.fixture(scope="module", params=[("checkpoint", 2), ("checkpoint", 4), ("wide", 2), ("wide", 8)])
+def pair(
+    request: pytest.FixtureRequest, machine: Machine, checkpoint: Path, wide: Path
+) -> Iterator[tuple[Machine, Machine]]:  # fmt: skip
+    """A checkpoint on one rank, and split over some."""
+    name, ranks = request.param
+    whole = machine if name == "checkpoint" else Machine.load(wide, machine.setup)
+    split = load_ranks(checkpoint if name == "checkpoint" else wide, machine.setup, ranks, streams=8)
+    yield whole, split
     split.decoder.kernels.check()  # type: ignore[attr-defined]
     split.close()
+    if whole is not machine:
+        whole.close()
 
 
 @pytest.fixture
@@ -137,36 +160,68 @@ def assert_near(own: NDArray[Any], expected: NDArray[Any], place: str) -> None:
     assert np.median(found) <= 5e-3 and (found <= 4e-2).mean() >= 0.97, (place, np.median(found), found.max())
 
 
-def test_layers_with_the_input_of_one_rank(machine: Machine, many: Machine) -> None:
-    """Attention and experts of every layer, given what one rank's were given, and the Engram projections.
+def assert_slices(many: Machine, one: Machine, name: str, rows: int) -> None:
+    """What the ranks have of an activation's FP8 form lies side by side in that of one rank, to the bit."""
+    for part, whole in one.prefiller.work.quantised(name).items():
+        own = many.prefiller.work.quantised(name)[part]
+        slices = [read_array(own.on(rank))[:rows] for rank in range(many.arena.ranks)]
+        np.testing.assert_array_equal(np.concatenate(slices, axis=1), read_array(whole)[:rows], f"{name}.{part}")
 
-    What all ranks compute is one rank's to the bit. Parts are rounded to BF16 before they are added, so sums are not;
-    quantisers behind them would magnify that, hence an input of its own for each.
+
+def assert_same_caches(many: Machine, one: Machine, positions: int) -> None:
+    """Every rank's entries and index keys of a turn in the first pages are one rank's, to the bit."""
+    for layer in one.config.kv_source_layers:
+        for store in (f"layers.{layer}.entries", f"layers.{layer}.index_keys"):
+            whole = read_array(one.arena[store])[: positions // one.config.ratio(layer)]
+            for rank in range(many.arena.ranks):
+                np.testing.assert_array_equal(read_array(many.arena[store].on(rank))[: len(whole)], whole, store)
+
+
+def read_branch(many: Machine) -> NDArray[np.float32]:
+    """A branch as all ranks have it."""
+    branches = [read_array(many.prefiller.work["branch"].on(rank)) for rank in range(many.arena.ranks)]
+    assert all(np.array_equal(branch, branches[0]) for branch in branches)
+    return branches[0].view(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def test_layers_with_the_input_of_one_rank(pair: tuple[Machine, Machine]) -> None:
+    """Attention and experts of every layer, and Engrams, each given what one rank's were given.
+
+    What ranks have a part of, and what all of them compute, is one rank's to the bit; the three sums over ranks differ,
+    since their parts are rounded to BF16 before they are added. Quantisers behind a sum would magnify that, those of
+    cached rows for all layers that read them: hence an input of its own for each.
     """
-    ids = np.random.default_rng(8).integers(3, machine.config.vocab_size, 96)
+    machine, many = pair
+    config, rows = machine.config, 96
+    ids = np.random.default_rng(8).integers(3, config.vocab_size, rows)
     (one, theirs), (split, ours) = begin_pass(machine, ids), begin_pass(many, ids)
-    for layer in range(machine.config.n_layers):
-        copy_across(machine, many, "streams", "ffn.pre")
-        machine.model.run_layer(one, layer)
-        many.model.run_layer(split, layer)
+    passes = ((machine, one), (many, split))
+    for layer in range(config.n_layers):
         prefix = f"layers.{layer}"
-        if layer in machine.config.engram_layer_ids:
+        copy_across(machine, many, "streams", "ffn.pre")
+        if layer in config.engram_layer_ids:
+            for each, todo in passes:
+                each.model.engrams[layer].run(todo)
+                todo.see(f"{prefix}.h_after_engram", todo.work["streams"])
             assert_near(ours.seen[f"{prefix}.h_after_engram"], theirs.seen[f"{prefix}.h_after_engram"], prefix)
-        else:
-            np.testing.assert_array_equal(ours.seen[f"{prefix}.attn_in"][:96], theirs.seen[f"{prefix}.attn_in"][:96])
-            assert_near(ours.seen[f"{prefix}.attn_out"], theirs.seen[f"{prefix}.attn_out"], f"{prefix}.attn")
+            copy_across(machine, many, "streams")
+        for each, todo in passes:
+            each.model.layers[layer].run(todo, each.model.layers[layer].attention.run)
+        for name in (name for name in (f"{prefix}.attn_in", f"{prefix}.index_topk") if name in theirs.seen):
+            np.testing.assert_array_equal(ours.seen[name][:rows], theirs.seen[name][:rows], name)
+        assert_slices(many, machine, "low", rows)
+        assert_near(ours.seen[f"{prefix}.attn_out"], theirs.seen[f"{prefix}.attn_out"], f"{prefix}.attn")
         copy_across(machine, many, "input", "input.codes", "input.scales")
         many.model.layers[layer].moe.run(split)
-        chosen = [read_array(each.prefiller.work["chosen"])[:96] for each in (machine, many)]
-        np.testing.assert_array_equal(*chosen)
-        branches = [read_array(many.prefiller.work["branch"].on(rank)) for rank in range(many.arena.ranks)]
-        assert all(np.array_equal(branch, branches[0]) for branch in branches)
-        own = branches[0].view(ml_dtypes.bfloat16).astype(np.float32)
-        assert_near(own, theirs.seen[f"{prefix}.ffn_out"], f"{prefix}.ffn")
+        np.testing.assert_array_equal(*[read_array(each.prefiller.work["chosen"])[:rows] for each in (machine, many)])
+        assert_slices(many, machine, "inner", rows * config.n_activated_experts)
+        assert_near(read_branch(many), theirs.seen[f"{prefix}.ffn_out"], f"{prefix}.ffn")
+    assert_same_caches(many, machine, rows)
 
 
-def test_whole_runs(machine: Machine, many: Machine, prompts: list[NDArray[np.int64]]) -> None:
+def test_whole_runs(pair: tuple[Machine, Machine], prompts: list[NDArray[np.int64]]) -> None:
     """Ranks agree to the bit. From one rank's logits theirs are as far as roundings grow to in a random model."""
+    machine, many = pair
     one, split = (CudaEngine(each, "weights", "exact") for each in (machine, many))
     same, distances = 0, []
     for prompt in prompts:
@@ -180,8 +235,9 @@ def test_whole_runs(machine: Machine, many: Machine, prompts: list[NDArray[np.in
     assert np.median(distances) < 0.5  # of unrelated logits it is 1.4
 
 
-def test_ranks_agree_with_themselves(many: Machine, prompts: list[NDArray[np.int64]]) -> None:
+def test_ranks_agree_with_themselves(pair: tuple[Machine, Machine], prompts: list[NDArray[np.int64]]) -> None:
     """Drafts on or off, chunked or whole, graph or launches, together or alone: the same tokens."""
+    _, many = pair
     engine = CudaEngine(many, "weights", "exact")
     tokens = generate(engine, prompts, 24)
     assert generate(engine, prompts, 24, drafts=5) == tokens

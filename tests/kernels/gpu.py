@@ -102,9 +102,9 @@ def draw_bf16(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> NDAr
     return to_bf16(rng.standard_normal(shape, np.float32) * np.float32(scale))
 
 
-def draw_positions(rng: np.random.Generator, rows: int) -> NDArray[np.int64]:
+def some_positions(rows: int) -> NDArray[np.int64]:
     """Positions from the first to the millionth."""
-    return np.resize(np.array([0, 999_999, 1, 4095, *rng.integers(0, 1 << 20, 4)], np.int64), rows)
+    return np.resize(np.array([1, 77, 131_072, 0, 999_999], np.int64), rows)
 
 
 def angles_of(rope: Rope, positions: NDArray[np.int64]) -> F32:

@@ -7,7 +7,7 @@ from dsuf.reference.arithmetic import OFFICIAL
 from dsuf.reference.quant import FP4_ENTRY, FP8
 from dsuf.reference.rope import Rope
 from dsuf.reference.sparse import attend
-from tests.kernels.gpu import Gpu, angles_of, assert_bf16, draw_bf16, draw_positions, from_bf16
+from tests.kernels.gpu import Gpu, angles_of, assert_bf16, draw_bf16, from_bf16, some_positions
 
 
 def draw_slots(rng: np.random.Generator, rows: int, count: int, stored: int) -> np.ndarray:
@@ -44,7 +44,7 @@ def test_attention(
     q = draw_bf16(rng, rows, heads, dim, scale=3)
     sink = rng.standard_normal(heads, np.float32) * 3
     slots, chosen = draw_slots(rng, rows, window, stored), draw_slots(rng, rows, selected, stored)
-    rope, positions = Rope(gpu.config, compressed=selected > 0), draw_positions(rng, rows)
+    rope, positions = Rope(gpu.config, compressed=selected > 0), some_positions(rows)
     rotation, angles = rope.rotation(positions), angles_of(rope, positions)
     values = {"window": window_rows[: stored // 2], "fresh": window_rows[stored // 2 :], "entries": entry_rows}
     values |= {"sink": sink, "heads": heads, "window_slots": window, "entry_slots": selected}

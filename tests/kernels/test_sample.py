@@ -20,7 +20,7 @@ class State:
         self.fields = {
             "temperature": np.array([s.temperature for s in samplings]),
             "top_p": np.array([s.top_p for s in samplings]),
-            "seed": np.array([s.seed for s in samplings], np.int64),
+            "seed": np.array([s.seed for s in samplings], np.uint64).view(np.int64),
         }  # fmt: skip
 
 
@@ -96,12 +96,12 @@ def test_draws(gpu: Gpu, rng: np.random.Generator, vocabulary: int, kind: str, p
 
 def test_numbers_are_the_reference_s(gpu: Gpu) -> None:
     """Equal logits over 2^16 tokens show the first 16 bits of each draw; edges of seed, position and purpose."""
-    seeds = [0, 1, 2**62 + 12345, 2**63 - 1]
+    seeds = [0, 1, 2**62 + 12345, 2**63 - 1, 2**63 + 1, 2**64 - 1]
     state = State([Sampling(temperature=1.0, top_p=1.0, seed=seed, max_tokens=1) for seed in seeds])
-    slots, positions = np.arange(16) % 4, np.repeat([0, 1, 999_999, 2**31 - 2], 4)
+    slots, positions = np.arange(24) % 6, np.repeat([0, 1, 999_999, 2**31 - 2], 6)
     for purpose, name in enumerate(("token", "draft", "accept", "residual")):
-        found = sample(gpu, np.zeros((16, 1 << 16), np.float32), slots, positions, state, purpose, 16)["picked"]
-        for row in range(16):
+        found = sample(gpu, np.zeros((24, 1 << 16), np.float32), slots, positions, state, purpose, 24)["picked"]
+        for row in range(24):
             assert found[row] == int(uniform(seeds[slots[row]], int(positions[row]) + 1, name) * 2**16)
 
 

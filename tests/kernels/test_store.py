@@ -7,7 +7,7 @@ from dsuf.reference.arithmetic import OFFICIAL
 from dsuf.reference.norm import rms_norm
 from dsuf.reference.quant import FP4_ENTRY, FP4_INDEX, FP8, Quantiser
 from dsuf.reference.rope import Rope
-from tests.kernels.gpu import Gpu, angles_of, assert_bf16, draw_bf16, draw_positions, from_bf16, to_bf16
+from tests.kernels.gpu import Gpu, angles_of, assert_bf16, draw_bf16, from_bf16, some_positions, to_bf16
 
 ROWS = [(0, 0), (1, 1), (5, 3), (9, 9)]
 STORES = {"store_window": ("head_dim", FP8), "store_entry": ("head_dim", FP4_ENTRY),
@@ -17,7 +17,7 @@ STORES = {"store_window": ("head_dim", FP8), "store_entry": ("head_dim", FP4_ENT
 @pytest.mark.parametrize(("rows", "live"), ROWS)
 def test_angles(gpu: Gpu, rng: np.random.Generator, rows: int, live: int) -> None:
     """The reference's cosines and sines, to the bit, of both tables and of the groups' positions."""
-    positions = draw_positions(rng, rows)
+    positions = some_positions(rows)
     window, compressed = (Rope(gpu.config, compressed=kind) for kind in (False, True))
     found = gpu.run(
         "place_angles", {"angles": ("f32", (3, rows, gpu.sizes.rope_dim))}, positions=positions,
@@ -53,7 +53,7 @@ def test_stored(gpu: Gpu, rng: np.random.Generator, entry: str, rows: int, live:
     """Rows go where `place` says, and nothing else of the store changes; without it row to row, padding zero."""
     name, quantiser = STORES[entry]
     width = getattr(gpu.sizes, name)
-    x, weight, positions = draw_rows(rng, rows, width), draw_bf16(rng, width), draw_positions(rng, rows)
+    x, weight, positions = draw_rows(rng, rows, width), draw_bf16(rng, width), some_positions(rows)
     place = rng.permutation(rows + 4)[:rows].astype(np.int64)
     place[1:2] = -1
     row_bytes = quantiser.row_bytes(width)
@@ -81,7 +81,7 @@ def test_stored(gpu: Gpu, rng: np.random.Generator, entry: str, rows: int, live:
 def test_latents(gpu: Gpu, rng: np.random.Generator, rows: int, live: int, placed: bool) -> None:
     """Query latents with their FP8 form, and the window rows that store_window makes."""
     width, dim, row_bytes = gpu.sizes.q_lora, gpu.sizes.head_dim, FP8.row_bytes(gpu.sizes.head_dim)
-    latent, key, positions = draw_rows(rng, rows, width), draw_rows(rng, rows, dim), draw_positions(rng, rows)
+    latent, key, positions = draw_rows(rng, rows, width), draw_rows(rng, rows, dim), some_positions(rows)
     weight, key_weight = draw_bf16(rng, width), draw_bf16(rng, dim)
     place = rng.permutation(rows + 2)[:rows].astype(np.int64) if placed else None
     common = {
@@ -105,7 +105,7 @@ def test_latents(gpu: Gpu, rng: np.random.Generator, rows: int, live: int, place
 @pytest.mark.parametrize(("rows", "live"), ROWS)
 def test_index_queries(gpu: Gpu, rng: np.random.Generator, rows: int, live: int) -> None:
     """What the turned and quantised queries mean, to the bit, and the scaled weights of their heads."""
-    heads, dim, positions = gpu.sizes.index_heads, gpu.sizes.index_dim, draw_positions(rng, rows)
+    heads, dim, positions = gpu.sizes.index_heads, gpu.sizes.index_dim, some_positions(rows)
     q, weights = draw_bf16(rng, rows, heads, dim, scale=5), draw_bf16(rng, rows, heads)
     rope = Rope(gpu.config, compressed=True)
     found = gpu.run(

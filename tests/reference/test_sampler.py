@@ -35,7 +35,7 @@ def test_draws_follow_the_distribution() -> None:
     assert np.abs(shares - [0.1, 0.4, 0.3, 0.2]).max() < 0.03
 
 
-@given(seed=st.integers(0, 2**63 - 1), position=st.integers(0, 2**20))
+@given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**20))
 def test_a_seed_and_a_position_fix_the_draw(seed: int, position: int) -> None:
     assert uniform(seed, position, "token") == uniform(seed, position, "token")
     assert 0 <= uniform(seed, position, "token") < 1
@@ -52,6 +52,12 @@ def test_a_draw_always_has_mass(logits: list[float], top_p: float, temperature: 
     assert distribution(values, how)[choose(values, how, 5)] > 0
 
 
-@pytest.mark.parametrize("seed", [0, 2**63 - 1])
+@pytest.mark.parametrize("seed", [2**63, 2**64 - 2])
+def test_seeds_that_a_float_cannot_tell_apart(seed: int) -> None:
+    assert uniform(seed, 7, "token") != uniform(seed + 1, 7, "token")
+    assert uniform(seed, 7, "token") == uniform(seed - 2**64, 7, "token")
+
+
+@pytest.mark.parametrize("seed", [0, 2**63 - 1, 2**64 - 1])
 def test_extreme_seeds_work(seed: int) -> None:
     assert choose(np.zeros(8, np.float32), sampling(seed=seed), 2**20) in range(8)

@@ -1,0 +1,34 @@
+"""Which cases the checkers see, and what is made of their reports."""
+
+import pytest
+
+from bench.campaigns.checkers import choose_cases, read_report
+
+NAMES = [
+    *(f"tests/kernels/test_a.py::test_one[tiny-{i}-{i + 1}]" for i in range(10)),
+    "tests/kernels/test_a.py::test_one[released-3-4]",
+    "tests/kernels/test_b.py::test_two[2-tiny]",
+    "tests/kernels/test_b.py::test_three[tiny]",
+    "tests/kernels/test_b.py::test_four",
+]
+
+
+def test_cases() -> None:
+    """First, last and middle of each test at the smallest sizes, whatever the order of parameters."""
+    assert choose_cases(NAMES, 3) == [NAMES[0], NAMES[4], NAMES[9], NAMES[11], NAMES[12]]
+    assert choose_cases(NAMES, 1) == [NAMES[0], NAMES[11], NAMES[12]]
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("78 passed in 2.55s\n========= ERROR SUMMARY: 0 errors\n", (0, 78)),
+        ("5 passed in 1s\n========= ERROR SUMMARY: 3 errors\n", (3, 5)),
+        ("7 passed\n========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)\n", (1, 7)),
+        ("7 passed\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n", (0, 7)),
+        ("7 passed\nkilled", (None, 7)),
+    ],
+)
+def test_reports(output: str, expected: tuple[int | None, int]) -> None:
+    """Errors are counted; a tool that says nothing is not taken for a clean one."""
+    assert read_report(output) == expected

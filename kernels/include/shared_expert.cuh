@@ -25,14 +25,16 @@ __device__ __forceinline__ uint32_t widen_fp8(uint32_t low, uint32_t high, int j
 template <int kWidth, int kSplit>
 struct SharedShare {
   static constexpr int kGroups = kWidth / 32, kHalves = kGroups / 2, kTurns = (kHalves + kSplit - 1) / kSplit;
-  static constexpr int kAtOnce = kTurns < 4 ? kTurns : 4;
-  const uint8_t *low, *high, *low_scales, *high_scales;
+  static constexpr int kAtOnce = kTurns < 2 ? kTurns : 2;
+  const uint8_t *low, *scales;
+  int high_offset, high_scales_offset;  // from `low` and from its scales
 
   // Add the products with the row of a lane's pair at `x`, null if there is none. Octets that follow each other in a
   // group's order are kLanes apart.
   template <int kLanes>
   __device__ __forceinline__ void multiply(float (&total)[4], const uint4* x, int share) const {
     const int part = threadIdx.x % 4, first = share * kTurns;
+#pragma unroll 1
     for (int turn = 0; turn < kTurns; turn += kAtOnce) {
       uint4 a[kAtOnce], b[kAtOnce], v[kAtOnce][2];
       uint32_t low_scale[kAtOnce], high_scale[kAtOnce];
@@ -40,9 +42,9 @@ struct SharedShare {
       for (int i = 0; i < kAtOnce; ++i) {
         const int half = min(first + turn + i, kHalves - 1), group = half * 2 + part / 2;
         a[i] = load_once(low + half * 64 + part * 16);
-        b[i] = load_once(high + half * 64 + part * 16);
-        low_scale[i] = low_scales[group];
-        high_scale[i] = high_scales[group];
+        b[i] = load_once(low + high_offset + half * 64 + part * 16);
+        low_scale[i] = scales[group];
+        high_scale[i] = scales[high_scales_offset + group];
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
@@ -60,9 +62,10 @@ struct SharedShare {
     }
     if (kGroups % 2 == 0 || share != kSplit - 1) return;
     const int at = kHalves * 64 + part * 8;
-    const uint2 a = *reinterpret_cast<const uint2*>(low + at), b = *reinterpret_cast<const uint2*>(high + at);
-    add_octet(total, a.x, a.y, b.x, b.y, fp8_factor(low_scales[kHalves * 2]), fp8_factor(high_scales[kHalves * 2]),
-              octet_of<kLanes>(x, kHalves * 8 + part));
+    const uint2 a = *reinterpret_cast<const uint2*>(low + at);
+    const uint2 b = *reinterpret_cast<const uint2*>(low + high_offset + at);
+    add_octet(total, a.x, a.y, b.x, b.y, fp8_factor(scales[kHalves * 2]),
+              fp8_factor(scales[high_scales_offset + kHalves * 2]), octet_of<kLanes>(x, kHalves * 8 + part));
   }
 
  private:

@@ -14,6 +14,9 @@ from dsuf.cuda.kernels import Kernels
 
 WARM_UP, PROFILED = 20, 10
 
+ENOUGH, BUDGET_US = 40, 600_000
+"""Runs after which a measurement ends once it has taken that long."""
+
 
 class Launch(NamedTuple):
     """An entry and the fields of its struct."""
@@ -54,7 +57,8 @@ def capture_all(kernels: Kernels, launches: Iterable[Launch], stream: Any) -> An
 
 
 def time_us(graph: Any, stream: Any, replays: int, before: Callable[[], None] = lambda: None) -> list[float]:
-    """Microseconds of each of `replays` runs of `graph`, sorted; `before` queues what puts things back, not timed."""
+    """Microseconds of each of up to `replays` runs of `graph`, sorted; `before` queues what puts things back, not
+    timed."""
     times = []
     for number in range(WARM_UP + replays):
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
@@ -65,6 +69,8 @@ def time_us(graph: Any, stream: Any, replays: int, before: Callable[[], None] = 
         stop.synchronize()
         if number >= WARM_UP:
             times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e3)
+        if len(times) >= ENOUGH and sum(times) > BUDGET_US:
+            break
     return sorted(times)
 
 

@@ -221,7 +221,7 @@ def compare(model: Path, expected: Expected, ranks: int) -> tuple[list[Row], str
         for difference in found:
             if difference.gap > CLOSE:
                 print(f"{ranks} ranks, drafts {drafts}: {difference}")
-        rows.append({"ranks": ranks, **judge(expected, found, drafts)})
+        rows.append({"model": model.name, "ranks": ranks, **judge(expected, found, drafts)})
     device = engine.facts.device
     asyncio.run(engine.close())
     return rows, device

@@ -109,15 +109,13 @@ class Attention:
     def run(self, todo: Pass) -> None:
         """Queue the branch of `input` into `branch`; the rows' cache rows are written on the way."""
         self._make_latents(todo)
-        if self.mode == "full":
-            self.write_entries(todo.beside(BRANCH))
-        self.projections.queries(todo)
         indexed = self.mode in ("full", "reindex")
         if indexed:
-            self._score_inputs(todo)
-        if self.mode == "full":
-            todo.join(BRANCH)
+            self._prepare_index(todo.beside(BRANCH))
+        self.projections.queries(todo)
         if indexed:
+            self._project_index(todo)
+            todo.join(BRANCH)
             self._select(todo)
         self._attend(todo)
         if todo.fresh:
@@ -191,26 +189,32 @@ class Attention:
             keep=work["keep"], partner=work["partner"], pooled=work["pooled"],
         )  # fmt: skip
 
-    def _score_inputs(self, todo: Pass) -> None:
-        """Index queries and head weights, from the query latent and `input`."""
+    def _prepare_index(self, todo: Pass) -> None:
+        """Queue what the index takes from `input` itself: head weights, and in a full layer entries and their keys."""
         work, c, name = todo.work, self.config, f"{self.prefix}.indexer"
-        width = c.index_n_heads * c.index_head_dim
-        todo.launch(
-            "project_fp8_q_lora", **work.quantised("query"), weight=self.arena[f"{name}.wq_b.weight"],
-            weight_scale=self.arena[f"{name}.wq_b.scale"], out=work["index_q"], n=width, second=None, second_n=0,
-        )  # fmt: skip
         todo.launch(
             "project_bf16_few", x=work["input"], weight=self.arena[f"{name}.weights_proj.weight"], out=None,
             rounded=work["index_weights"], n=c.index_n_heads,
         )  # fmt: skip
+        if self.mode == "full":
+            self.write_entries(todo)
+
+    def _project_index(self, todo: Pass) -> None:
+        """Queue index queries, from the query latent."""
+        work, c, name = todo.work, self.config, f"{self.prefix}.indexer"
         todo.launch(
-            "index_queries", q=work["index_q"], meaning=work["index_q.meaning"], weights=work["index_weights"],
-            angles=angles_of(todo, self.projections.kind),
+            "project_fp8_q_lora", **work.quantised("query"), weight=self.arena[f"{name}.wq_b.weight"],
+            weight_scale=self.arena[f"{name}.wq_b.scale"], out=work["index_q"],
+            n=c.index_n_heads * c.index_head_dim, second=None, second_n=0,
         )  # fmt: skip
 
     def _select(self, todo: Pass) -> None:
         """Score the entries that each row may see, and publish the physical rows of the best in `selected`."""
         work, c = todo.work, self.config
+        todo.launch(
+            "index_queries", q=work["index_q"], meaning=work["index_q.meaning"], weights=work["index_weights"],
+            angles=angles_of(todo, self.projections.kind),
+        )  # fmt: skip
         entries, size = todo.entries[self.ratio], c.candidate_block_size
         blocks = min(c.candidate_topk_blocks, -(-entries // size))
         # Where all blocks fit among the candidates there is nothing to narrow down.

@@ -170,20 +170,29 @@ def _experts() -> list[Kernel]:
     ]  # fmt: skip
 
 
+def _attention_bytes(n: Names) -> int:
+    """Eighty unpacked rows, and the largest of sixteen queries, three quarters of scores, and the sums of the heads."""
+    pitch, held = 2 * (n["head_dim"] + 8), 16 if n["heads"] > 8 else 8
+    return 80 * pitch + max(16 * pitch, 3 * 16 * 80 * 4, held * n["head_dim"] * 4)
+
+
+def _score_grid(n: Names) -> tuple[int, int]:
+    """A block for 256 entries and a row, or four rows where there would be more blocks than a GPU runs at once."""
+    columns = _blocks(n["entries"], 256)
+    return columns, n["rows"] if columns * n["rows"] <= 512 else _blocks(n["rows"], 4)
+
+
 def _caches() -> list[Kernel]:
     return [
         Kernel(
-            "attend_sparse", "attend_sparse", contract.ATTEND_SPARSE, 256,
-            lambda n: (8 * _blocks(n["heads"], 16), n["rows"]), shared_bytes=lambda n: 96 * (n["head_dim"] + 8) * 2,
+            "attend_sparse", "attend_sparse", contract.ATTEND_SPARSE, 512,
+            lambda n: (8 * _blocks(n["heads"], 16), n["rows"]), shared_bytes=_attention_bytes,
         ),
         Kernel(
             "index_queries", "index_queries", contract.INDEX_QUERIES, 256,
             lambda n: (_blocks(n["index_heads"] * n["index_dim"], 8 * 256), n["rows"]),
         ),
-        Kernel(
-            "score_index", "score_index", contract.SCORE_INDEX, 256,
-            lambda n: (_blocks(n["entries"], 256), _blocks(n["rows"], 4)),
-        ),
+        Kernel("score_index", "score_index", contract.SCORE_INDEX, 256, _score_grid),
         Kernel("select_rows", "select_rows", contract.SELECT_ROWS, 512, _cluster_a_row),
         Kernel("mark_blocks", "select_rows", contract.MARK_BLOCKS, 512, _cluster_a_row),
         Kernel("compress_rows", "compress_rows", contract.COMPRESS_ROWS, 256, _each_row),

@@ -1,6 +1,6 @@
 // Streams after a sublayer: the branch spread over them, and they mixed among themselves; and the next one's input.
 //
-//   out[j] = bf16(post[j] * branch + float(sum_i comb[i, j] * h[i]))   (over comb's first index, in float64)
+//   out[j] = bf16(post[j] * branch + sum_i comb[i, j] * h[i])   (over comb's first index)
 //
 //   expand_streams    that alone
 //   expand_collapse   and from it the input of the sublayer that follows, as collapse_norm makes it
@@ -33,11 +33,10 @@ __device__ __forceinline__ void expand_octet(const Params& p, int64_t row, int o
     const float post = p.post[row * kStreams + j];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      double mixed = 0.0;
+      float mixed = 0.0f;
 #pragma unroll
-      for (int s = 0; s < kStreams; ++s)
-        mixed = fma(double(p.comb[(row * kStreams + s) * kStreams + j]), double(old[s][i]), mixed);
-      h[j][i] = __fadd_rn(__fmul_rn(post, branch[i]), float(mixed));
+      for (int s = 0; s < kStreams; ++s) mixed = __fmaf_rn(p.comb[(row * kStreams + s) * kStreams + j], old[s][i], mixed);
+      h[j][i] = __fadd_rn(__fmul_rn(post, branch[i]), mixed);
     }
   }
 #pragma unroll

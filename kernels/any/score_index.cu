@@ -5,8 +5,9 @@
 // Shapes: ScoreIndex; queries 8-byte aligned. Keys are FP4 rows in place, found through the page table of the row's
 // turn. With `blocks` only their entries are scored, one block after the other. A warp takes 32 keys and all heads in
 // turns of sixteen, a lane the same quarter of a key and of a query; heads are added lane by lane, then by a fixed
-// tree. A block of 8 warps does four rows, and unpacks its keys anew only where the turn changes. Past what a row may
-// see nothing is read or written. Grid: (ceil(entries / 256), ceil(rows / 4)). Padding: not touched.
+// tree. A block of 8 warps does as many rows as the grid asks for, and unpacks its keys anew only where the turn
+// changes. Past what a row may see nothing is read or written. Grid: (ceil(entries / 256), any number up to rows), a row
+// each where that does not make more blocks than run at once, else four. Padding: not touched.
 // Bound: 2 * heads * index dim FLOP a row and entry against index dim * 17 / 32 bytes an entry of four rows.
 #include "contract.h"
 #include "launch.cuh"
@@ -16,7 +17,7 @@
 namespace dsuf {
 
 constexpr int kDim = DSUF_INDEX_DIM, kHeads = DSUF_INDEX_HEADS, kBytes = kDim / 2 + kDim / 32;
-constexpr int kSteps = kDim / 16, kTiles = 4, kRows = 4, kWords = kDim / 32;
+constexpr int kSteps = kDim / 16, kTiles = 4, kWords = kDim / 32;
 static_assert(kDim == 32 || kDim == 64 || kDim == 128, "a quarter of a key is whole words of one group");
 
 // Place `at` of a row's list of entries as a row of the key store.
@@ -104,7 +105,8 @@ extern "C" __global__ void __launch_bounds__(256) score_index(const dsuf::ScoreI
   using namespace dsuf;
   await_inputs();
   const int key0 = blockIdx.x * 256 + threadIdx.x / 32 * 32;
-  const int row0 = blockIdx.y * kRows, stop = min(row0 + kRows, min(*p.live, p.rows));
+  const int each = (p.rows + gridDim.y - 1) / gridDim.y;
+  const int row0 = blockIdx.y * each, stop = min(row0 + each, min(*p.live, p.rows));
   Keys keys;
   int loaded = -1;
   for (int row = row0; row < stop; ++row) {

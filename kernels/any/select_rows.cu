@@ -6,7 +6,8 @@
 // Shapes: SelectRows, MarkBlocks; rows of scores 16-byte aligned. Scores are BF16, zero of either sign is one value. A
 // cluster of 8 blocks a row, each a run of neighbours: 2048 bins by the upper 11 bits of a 16-bit distance from the
 // best possible score, then 32 by the rest, find the count-th best exactly; then each block counts, and writes what it
-// keeps in order. Grid: (8, rows). Padding and past the last: -1; scores past what a row may see are not read.
+// keeps in order. Of up to 8192 items one block does all by itself, which takes no barriers of the cluster.
+// Grid: (8, rows). Padding and past the last: -1; scores past what a row may see are not read.
 // Bound: bytes, 2 a score and pass (all but the first come from the cache); for few entries the launch.
 #include "cluster.cuh"
 #include "contract.h"
@@ -75,6 +76,8 @@ struct Blocks {
   __device__ void put(int at, int item) const { p.blocks[row * p.block_count + at] = item; }
 };
 
+constexpr int kAloneTurns = 2, kAlone = kAloneTurns * kTile;
+
 // The run of items of this block of the cluster, in whole octets.
 __device__ __forceinline__ void run_of(int items, int& first, int& stop) {
   const int each = (items + kClusterBlocks * kEach - 1) / (kClusterBlocks * kEach) * kEach;
@@ -93,57 +96,122 @@ __device__ __forceinline__ void count_bin(int* bins, int bin) {
     atomicAdd(bins + bin, 32);
 }
 
-template <class Source, class Bin>
-__device__ __forceinline__ void count_all(const Source& source, int* bins, Bin bin_of) {
-  int first, stop;
-  run_of(source.items, first, stop);
-  for (int tile = first; tile < stop; tile += kTile) {
-    const int at = tile + threadIdx.x * kEach;
-    int distance[kEach];
-    if (at < stop) source.load(at, distance);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) count_bin(bins, at + i < stop ? bin_of(distance[i]) : -1);
+// What a block counts by: the upper bits of distances, then the rest of those that agree.
+struct Bins {
+  int upper[2048], lower[kThreads];
+
+  __device__ void clear() {
+    for (int i = threadIdx.x; i < 2048; i += kThreads) upper[i] = 0;
+    lower[threadIdx.x] = 0;
+    __syncthreads();
   }
+};
+
+__device__ __forceinline__ int upper_bin(int distance) { return max(distance, 0) >> 5; }
+
+// Shifted by one, so that the newest block's -1 has a bin of its own.
+__device__ __forceinline__ int lower_bin(int distance, int upper) {
+  return upper_bin(distance) == upper ? distance + 1 - upper * 32 : -1;
 }
 
-// The distance of the wanted-th best, and how many of its equals are among the best.
-template <class Source>
-__device__ int find_level(const Source& source, int wanted, int& equals) {
-  __shared__ int upper_bins[2048], lower_bins[kThreads];
-  for (int i = threadIdx.x; i < 2048; i += kThreads) upper_bins[i] = 0;
-  lower_bins[threadIdx.x] = 0;
-  __syncthreads();
-  count_all(source, upper_bins, [](int distance) { return max(distance, 0) >> 5; });
-  add_bins<kThreads>(upper_bins);
+// Add up over the cluster, or go on once the block has counted.
+template <bool kShared, int kBins>
+__device__ __forceinline__ void finish_bins(int (&bins)[kBins]) {
+  if constexpr (kShared)
+    add_bins<kThreads>(bins);
+  else
+    __syncthreads();
+}
+
+// The distance of the wanted-th best, and how many of its equals are among the best. `count` counts all items of the
+// block into bins by a function of their distance.
+template <bool kShared, class Count>
+__device__ int find_level(int wanted, int& equals, Count count) {
+  __shared__ Bins bins;
+  bins.clear();
+  count(bins.upper, [](int distance) { return upper_bin(distance); });
+  finish_bins<kShared>(bins.upper);
   int upper, lower, above, more;
-  find_bin<kThreads>(upper_bins, wanted - 1, upper, above);
-  // Shifted by one, so that the newest block's -1 has a bin of its own.
-  count_all(source, lower_bins,
-            [=](int distance) { return max(distance, 0) >> 5 == upper ? distance + 1 - upper * 32 : -1; });
-  add_bins<kThreads>(lower_bins);
-  find_bin<kThreads>(lower_bins, wanted - 1 - above, lower, more);
+  find_bin<kThreads>(bins.upper, wanted - 1, upper, above);
+  count(bins.lower, [=](int distance) { return lower_bin(distance, upper); });
+  finish_bins<kShared>(bins.lower);
+  find_bin<kThreads>(bins.lower, wanted - 1 - above, lower, more);
   equals = wanted - above - more;
   return upper * 32 + lower - 1;
 }
 
-// Put the best `wanted` of the items, in order; the rest of `count` places is -1. All blocks of the cluster come here.
+// Count an octet into bins.
+template <class Bin>
+__device__ __forceinline__ void count_octet(int* bins, const int (&distance)[kEach], int at, int stop, Bin bin_of) {
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) count_bin(bins, at + i < stop ? bin_of(distance[i]) : -1);
+}
+
+// Of an octet, how many are better and how many equal, together in one number.
+__device__ __forceinline__ uint64_t count_kept(const int (&distance)[kEach], int at, int stop, int level) {
+  uint64_t own = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i)
+    if (at + i < stop) own += uint64_t(distance[i] < level) << 32 | uint64_t(distance[i] == level);
+  return own;
+}
+
+// Put those of an octet that are kept in their places, which are behind `before` better ones and equals.
 template <class Source>
-__device__ void select(const Source& source, int wanted) {
-  int equals = 0, level = kWorst + 1;
+__device__ __forceinline__ void put_octet(const Source& source, const int (&distance)[kEach], int at, int stop,
+                                          int level, int equals, uint64_t before) {
+  int better = int(before >> 32), level_before = int(uint32_t(before));
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    if (at + i >= stop || distance[i] > level) continue;
+    if (distance[i] < level || level_before < equals) source.put(better + min(level_before, equals), at + i);
+    better += distance[i] < level;
+    level_before += distance[i] == level;
+  }
+}
+
+// Put the best `wanted` of up to kAlone items, in order, by this block alone.
+template <class Source>
+__device__ void select_alone(const Source& source, int wanted) {
+  const int stop = source.items;
+  int distance[kAloneTurns][kEach], equals = 0, level = kWorst + 1;
+#pragma unroll
+  for (int t = 0; t < kAloneTurns; ++t)
+    if (t * kTile + int(threadIdx.x) * kEach < stop) source.load(t * kTile + threadIdx.x * kEach, distance[t]);
+  if (wanted < stop)
+    level = find_level<false>(wanted, equals, [&](int* bins, auto bin_of) {
+#pragma unroll
+      for (int t = 0; t < kAloneTurns; ++t)
+        if (t * kTile < stop) count_octet(bins, distance[t], t * kTile + threadIdx.x * kEach, stop, bin_of);
+    });
+  uint64_t before = 0, all;
+#pragma unroll
+  for (int t = 0; t < kAloneTurns; ++t) {
+    const int at = t * kTile + threadIdx.x * kEach;
+    if (t * kTile >= stop) break;
+    const uint64_t own = count_kept(distance[t], at, stop, level);
+    const uint64_t mine = before + block_before<kThreads>(own, all);
+    before += all;
+    if (own) put_octet(source, distance[t], at, stop, level, equals, mine);
+  }
+}
+
+// Likewise of any number, by all blocks of the cluster.
+template <class Source>
+__device__ void select_shared(const Source& source, int wanted) {
+  int first, stop, equals = 0, level = kWorst + 1;
+  run_of(source.items, first, stop);
   if (wanted < source.items)
-    level = find_level(source, wanted, equals);
+    level = find_level<true>(wanted, equals, [&](int* bins, auto bin_of) {
+      for (int tile = first; tile < stop; tile += kTile) {
+        const int at = tile + threadIdx.x * kEach;
+        int distance[kEach];
+        if (at < stop) source.load(at, distance);
+        count_octet(bins, distance, at, stop, bin_of);
+      }
+    });
   else
     cluster_sync();
-  int first, stop;
-  run_of(source.items, first, stop);
-  // Counts of better items and of equals, together in one number.
-  const auto count_own = [&](int at, const int(&distance)[kEach]) {
-    uint64_t own = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i)
-      if (at + i < stop) own += uint64_t(distance[i] < level) << 32 | uint64_t(distance[i] == level);
-    return own;
-  };
   __shared__ Mail mail;
   int turn = 0;
   uint64_t own = 0, all;
@@ -151,7 +219,7 @@ __device__ void select(const Source& source, int wanted) {
   for (int at = first + threadIdx.x * kEach; at < stop; at += kTile) {
     int distance[kEach];
     source.load(at, distance);
-    own += count_own(at, distance);
+    own += count_kept(distance, at, stop, level);
   }
   uint64_t before = uint64_t(cluster_before<kThreads>(mail, turn, int64_t(own), told));
   // Of the blocks before this one: what thread 0 has before it.
@@ -163,19 +231,20 @@ __device__ void select(const Source& source, int wanted) {
     const int at = tile + threadIdx.x * kEach;
     int distance[kEach];
     own = 0;
-    if (at < stop) source.load(at, distance), own = count_own(at, distance);
+    if (at < stop) source.load(at, distance), own = count_kept(distance, at, stop, level);
     const uint64_t mine = before + block_before<kThreads>(own, all);
     before += all;
-    if (own == 0) continue;
-    int better = int(mine >> 32), level_before = int(uint32_t(mine));
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (at + i >= stop || distance[i] > level) continue;
-      if (distance[i] < level || level_before < equals) source.put(better + min(level_before, equals), at + i);
-      better += distance[i] < level;
-      level_before += distance[i] == level;
-    }
+    if (own) put_octet(source, distance, at, stop, level, equals, mine);
   }
+}
+
+// Put the best `wanted` of the items, in order. All blocks of the cluster come here.
+template <class Source>
+__device__ void select(const Source& source, int wanted) {
+  if (source.items > kAlone)
+    select_shared(source, wanted);
+  else if (cluster_rank() == 0)
+    select_alone(source, wanted);
 }
 
 }  // namespace dsuf

@@ -62,7 +62,7 @@ struct CollapsedShare {
     double all = 0.0;
 #pragma unroll
     for (int rank = 0; rank < kClusterBlocks; ++rank) all += __longlong_as_double(int64_t(told[rank]));
-    const float inverse = float(1.0 / sqrt(all / DSUF_DIM + double(DSUF_NORM_EPS)));
+    const float inverse = float(rsqrt(all * (1.0 / DSUF_DIM) + double(DSUF_NORM_EPS)));
 #pragma unroll
     for (int t = 0; t < kTurns; ++t) {
       const int at = octet(t);

@@ -42,6 +42,14 @@ __device__ __forceinline__ void load_tiles(uint32_t (&tiles)[4], const uint16_t*
                : "memory");
 }
 
+// Two of them: lane i gives the address of row i of the first sixteen.
+__device__ __forceinline__ void load_tile_pair(uint32_t (&tiles)[2], const uint16_t* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+               : "=r"(tiles[0]), "=r"(tiles[1])
+               : "r"(uint32_t(__cvta_generic_to_shared(row)))
+               : "memory");
+}
+
 // Four 8 x 8 tiles of 16-bit values from shared memory, transposed: lane i gives the address of row i of the 32.
 __device__ __forceinline__ void load_transposed(uint32_t (&tiles)[4], const uint16_t* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"

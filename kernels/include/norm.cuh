@@ -38,8 +38,8 @@ struct NormedRow {
     for (int t = 0; t < kTurns; ++t)
 #pragma unroll
       for (int i = 0; i < 8; ++i) squares += double(x[t][i]) * double(x[t][i]);
-    const double mean = block_sum<kThreads>(squares) / kWidth;
-    const float inverse = float(1.0 / sqrt(mean + double(DSUF_NORM_EPS)));
+    const double mean = block_sum<kThreads>(squares) * (1.0 / kWidth);
+    const float inverse = float(rsqrt(mean + double(DSUF_NORM_EPS)));
 #pragma unroll
     for (int t = 0; t < kTurns; ++t) {
       float w[8] = {};

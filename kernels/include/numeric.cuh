@@ -42,6 +42,11 @@ __device__ __forceinline__ float ceil_power_of_two(float x) {
   return __uint_as_float((__float_as_uint(x) + 0x007FFFFFu) & 0x7F800000u);
 }
 
+// x / power for a power of two of which the reciprocal is a normal number too: the same bits without a division.
+__device__ __forceinline__ float over_power_of_two(float x, float power) {
+  return __fmul_rn(x, __uint_as_float(0x7F000000u - __float_as_uint(power)));
+}
+
 __device__ __forceinline__ uint8_t encode_e8m0(float power) { return uint8_t(__float_as_uint(power) >> 23); }
 
 __device__ __forceinline__ float decode_e8m0(uint8_t code) {
@@ -121,7 +126,7 @@ struct Fp8 {
   __device__ static float scale(float largest) {
     return ceil_power_of_two(__fmul_rn(fmaxf(largest, 1e-4f), float(1.0 / 448.0)));
   }
-  __device__ static uint8_t encode(float x, float scale) { return encode_e4m3(__fdiv_rn(x, scale)); }
+  __device__ static uint8_t encode(float x, float scale) { return encode_e4m3(over_power_of_two(x, scale)); }
   __device__ static float decode(uint8_t code) { return decode_e4m3(code); }
   __device__ static uint8_t encode_scale(float scale) { return encode_e8m0(scale); }
 };
@@ -131,7 +136,7 @@ struct Fp4Index {
   __device__ static float scale(float largest) {
     return ceil_power_of_two(__fmul_rn(fmaxf(largest, 0x1.8p-124f), float(1.0 / 6.0)));
   }
-  __device__ static uint8_t encode(float x, float scale) { return encode_e2m1(__fdiv_rn(x, scale)); }
+  __device__ static uint8_t encode(float x, float scale) { return encode_e2m1(over_power_of_two(x, scale)); }
   __device__ static float decode(uint8_t code) { return decode_e2m1(code); }
   __device__ static uint8_t encode_scale(float scale) { return encode_e8m0(scale); }
 };

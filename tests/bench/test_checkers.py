@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.campaigns.checkers import choose_cases, read_report
+from bench.campaigns.checkers import ENGINE, choose_cases, group, read_report
 
 NAMES = [
     *(f"tests/kernels/test_a.py::test_one[tiny-{i}-{i + 1}]" for i in range(10)),
@@ -32,3 +32,13 @@ def test_cases() -> None:
 def test_reports(output: str, expected: tuple[int | None, int]) -> None:
     """Errors are counted; a tool that says nothing is not taken for a clean one."""
     assert read_report(output) == expected
+
+
+def test_groups() -> None:
+    """The race checker takes tests of clustered kernels apart, the others take all together and the engine."""
+    cases = [f"tests/kernels/{name}" for name in (
+        "test_rotate.py::test_rotation[tiny-1]", "test_attend.py::test_a[tiny-1]", "test_attend.py::test_a[tiny-2]",
+        "test_attend.py::test_b[tiny-2]",
+    )]  # fmt: skip
+    assert group("memcheck", cases) == [[*cases, ENGINE]]
+    assert group("racecheck", cases) == [cases[:1], cases[1:3], cases[3:]]

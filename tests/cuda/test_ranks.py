@@ -114,7 +114,10 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module", params=[("checkpoint", 2), ("checkpoint", 4), ("wide", 2), ("wide", 8)])
+WIDE = [pytest.param(("wide", ranks), marks=pytest.mark.full) for ranks in (2, 8)]  # kernels for three more sizes
+
+
+@pytest.fixture(scope="module", params=[("checkpoint", 2), ("checkpoint", 4), *WIDE])
 def pair(
     request: pytest.FixtureRequest, machine: Machine, checkpoint: Path, wide: Path
 ) -> Iterator[tuple[Machine, Machine]]:  # fmt: skip

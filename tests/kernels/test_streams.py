@@ -43,7 +43,7 @@ def test_mixes(gpu: Gpu, rng: np.random.Generator, rows: int, live: int, size: f
 @pytest.mark.parametrize(("rows", "live"), ROWS)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_expand(gpu: Gpu, rng: np.random.Generator, rows: int, live: int, in_place: bool) -> None:
-    """The reference's bits: nothing in it is summed in another order."""
+    """The reference's bits, but where four products in float32 round another way than in float64."""
     s, dim = gpu.sizes.streams, gpu.sizes.dim
     branch, streams = draw_bf16(rng, rows, dim, scale=3), draw_bf16(rng, rows, s, dim, scale=30)
     mixes = Mixes(*(rng.random(shape, np.float32) for shape in [(rows, s), (rows, s), (rows, s, s)]))

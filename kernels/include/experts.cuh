@@ -23,10 +23,11 @@ __device__ __forceinline__ uint32_t fp4_factor(uint32_t scale) {
   return min(scale + (126 - kWidenShift), 254u) * 0x00800080u;
 }
 
-// Codes j and j + 4 of a word of eight E2M1 codes in place in BF16, where they are 2^-126 of their values, times factor.
+// Codes j and j + 4 (j is 0 or 1) of a word of E2M1 codes in place in BF16, where they are 2^-126 of their values, times
+// factor. One product puts sign and magnitude where they belong, with room for either between them.
 __device__ __forceinline__ uint32_t widen_fp4(uint32_t codes, int j, uint32_t factor) {
-  const uint32_t sign = codes << (12 - 4 * j), magnitude = j < 2 ? codes << (6 - 4 * j) : codes >> (4 * j - 6);
-  return scale_bf16x2((sign & 0x80008000u) | (magnitude & 0x01C001C0u), factor);
+  const uint32_t placed = (codes & (0x000F000Fu << (4 * j))) * (0x1040u >> (4 * j));
+  return scale_bf16x2(placed & 0x81C081C0u, factor);
 }
 
 // Sixteen rows of FP4 weights on their way into shared memory: of two rows, `low` and `high`, a lane has a group of every
@@ -98,8 +99,8 @@ struct Fp4Tile {
     uint32_t wide[2][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      wide[0][j] = widen_fp4(a, j, low_factor);
-      wide[1][j] = widen_fp4(b, j, high_factor);
+      wide[0][j] = widen_fp4(j < 2 ? a : a >> 8, j % 2, low_factor);
+      wide[1][j] = widen_fp4(j < 2 ? b : b >> 8, j % 2, high_factor);
     }
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {

@@ -25,7 +25,7 @@ __device__ __forceinline__ uint32_t widen_fp8(uint32_t low, uint32_t high, int j
 template <int kWidth, int kSplit>
 struct SharedShare {
   static constexpr int kGroups = kWidth / 32, kHalves = kGroups / 2, kTurns = (kHalves + kSplit - 1) / kSplit;
-  static constexpr int kAtOnce = kTurns < 2 ? kTurns : 2;
+  static constexpr int kAtOnce = kTurns < 2 ? 1 : 2;
   const uint8_t *low, *scales;
   int high_offset, high_scales_offset;  // from `low` and from its scales
 

@@ -41,18 +41,4 @@ __device__ __forceinline__ uint4 load_shared(const void* from) {
   return x;
 }
 
-// Start copying kBytes (4, 8 or 16, as both addresses) of memory that nothing writes into shared memory.
-template <int kBytes>
-__device__ __forceinline__ void copy_ahead(void* to, const void* from) {
-  const uint32_t shared = uint32_t(__cvta_generic_to_shared(to));
-  if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(kBytes) : "memory");
-  }
-}
-
-// What this thread has begun to copy is there, for this thread.
-__device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 }  // namespace dsuf

@@ -48,7 +48,7 @@ end.set()
 
 @pytest.mark.skipif(not GLIBC, reason="another C library")
 def test_what_a_thread_freed_goes_back_wherever_it_lies() -> None:
-    """45 MiB, between what the thread keeps and at the end. With glibc 2.36, of a heap of its own the end would stay."""
+    """45 MiB, between what the thread keeps and at the end. Of a heap of its own glibc 2.36 would keep the end."""
     tuned = {name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_"))}
     plain = {name: value for name, value in os.environ.items() if name not in tuned} | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PROGRAM]

@@ -19,8 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,19 +44,30 @@ TEXT = "The turtle crossed the road because it could, and nobody on the other si
 
 
 class Stamps:
-    """When each piece of each stream was there to be sent."""
+    """When each piece of each stream was there to be sent. Names are sorted out when somebody asks, not meanwhile."""
 
     def __init__(self) -> None:
-        self._times: dict[str, list[float]] = defaultdict(list)
+        self._times: dict[str, list[float]] = {}
+        self._steps: list[tuple[float, list[str], Mapping[str, str]]] = []
 
-    def add(self, name: str, now_s: float) -> None:
-        """The next piece of stream `name` was there at `now_s`."""
-        self._times[name].append(now_s)
+    def open(self, name: str) -> list[float]:
+        """The list to which the times of stream `name` are added."""
+        return self._times.setdefault(name, [])
+
+    def add_step(self, now_s: float, turns: list[str], names: Mapping[str, str]) -> None:
+        """A step gave each of `turns` tokens at `now_s`; `names` has the stream of each turn."""
+        self._steps.append((now_s, turns, names))
 
     def take(self) -> dict[str, list[float]]:
         """All times since the last call."""
-        times, self._times = self._times, defaultdict(list)
-        return times
+        steps, self._steps = self._steps, []
+        for now_s, turns, names in steps:
+            for turn in turns:
+                self.open(names[turn]).append(now_s)
+        taken = {name: times[:] for name, times in self._times.items()}
+        for times in self._times.values():
+            times.clear()
+        return taken
 
 
 class Pace:
@@ -70,27 +81,34 @@ class Pace:
         self.woke_s: deque[float] = deque()
         self._step_s = step_s
         self._due_s = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def wait(self) -> None:
-        """Return at the next time; what is late by more than `CATCH_UP_S` is not made up for."""
-        self._due_s = max(self._due_s, time.monotonic() - CATCH_UP_S) + self._step_s
-        await asyncio.sleep(self._due_s - time.monotonic())
+        """Return at the next time."""
+        await asyncio.sleep(self._next_s())
         self.woke_s.append(time.monotonic())
 
-    async def sleep(self, seconds: float) -> None:
+    def call_later(self, seconds: float, then: Callable[[], None]) -> asyncio.TimerHandle:
         """How the scripted engine takes its time: at the pace where it decodes, else not at all."""
-        if seconds:
-            await self.wait()
-        else:
-            await asyncio.sleep(0)
-            self.woke_s.append(time.monotonic())
+        self._loop = self._loop or asyncio.get_running_loop()
+        return self._loop.call_later(self._next_s() if seconds else 0.0, self._wake, then)
+
+    def _wake(self, then: Callable[[], None]) -> None:
+        self.woke_s.append(time.monotonic())
+        then()
+
+    def _next_s(self) -> float:
+        """Seconds to the next time; what is late by more than `CATCH_UP_S` is not made up for."""
+        now_s = time.monotonic()
+        self._due_s = max(self._due_s, now_s - CATCH_UP_S) + self._step_s
+        return self._due_s - now_s
 
 
 class StampedEngine:
     """A scripted engine whose results are stamped, by session, with the time at which their step came back."""
 
     def __init__(self, inner: ScriptedEngine, pace: Pace, stamps: Stamps) -> None:
-        inner.sleep = pace.sleep
+        inner.take_time(pace.call_later)
         self._inner = inner
         self._pace = pace
         self._stamps = stamps
@@ -104,17 +122,16 @@ class StampedEngine:
         self._names[turn.id] = turn.session
         self._inner.attach(turn, pages)
 
-    def step(self, plan: StepPlan) -> Coroutine[Any, Any, list[StepResult]]:
+    def step(self, plan: StepPlan) -> Awaitable[list[StepResult]]:
         """One step, which is in the engine's queue when this returns."""
-        return self._stamp(self._inner.step(plan))
+        step = self._inner.step(plan)
+        step.add_done_callback(self._stamp)
+        return step
 
-    async def _stamp(self, step: Awaitable[list[StepResult]]) -> list[StepResult]:
-        results = await step
-        now_s = self._pace.woke_s.popleft()
-        for result in results:
-            if result.ids:
-                self._stamps.add(self._names[result.turn], now_s)
-        return results
+    def _stamp(self, step: asyncio.Future[list[StepResult]]) -> None:
+        if not step.cancelled():
+            turns = [result.turn for result in step.result() if result.ids]
+            self._stamps.add_step(self._pace.woke_s.popleft(), turns, self._names)
 
 
 class PacedNode(Node):
@@ -161,12 +178,12 @@ def build_bare(ticker: Ticker, stamps: Stamps) -> web.Application:
 
     async def play(request: web.Request) -> web.StreamResponse:
         pieces = [piece.encode() for piece in json.loads(await request.read())]
-        name = request.headers[NAME_HEADER]
+        times = stamps.open(request.headers[NAME_HEADER])
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         with contextlib.suppress(ConnectionError):  # the client leaves when it has seen enough
             for piece in pieces:
-                stamps.add(name, await ticker.wait())
+                times.append(await ticker.wait())
                 await response.write(piece)
             await response.write_eof()
         return response

@@ -103,7 +103,7 @@ async def test_the_contract_is_kept() -> None:
     with pytest.raises(RuntimeError, match="before the end of prefill"):
         await engine.step(StepPlan(decode=("a",)))
     await prefill(engine, make_turn("a"))
-    running = asyncio.create_task(engine.step(StepPlan(decode=("a",))))
+    running = asyncio.ensure_future(engine.step(StepPlan(decode=("a",))))
     await asyncio.sleep(0.005)
     with pytest.raises(RuntimeError, match="while its step runs"):
         engine.detach("a")
@@ -133,18 +133,18 @@ async def test_calls_take_effect_in_the_order_in_which_they_are_made() -> None:
     assert (at_prompt.length, found.length) == (5, 8)
 
 
-async def test_a_call_that_was_given_up_does_not_let_others_overtake() -> None:
+async def test_a_call_that_was_given_up_is_carried_out_in_its_place() -> None:
     engine, turn = make_engine(Rule(reply="xyz", step_s=0.02)), make_turn("a")
     engine.attach(turn, [3])
     await prefill(engine, turn)
-    running = asyncio.create_task(engine.step(StepPlan(decode=("a",))))
-    given_up = asyncio.create_task(engine.step(StepPlan(decode=("a",))))
+    running = asyncio.ensure_future(engine.step(StepPlan(decode=("a",))))
+    given_up = asyncio.ensure_future(engine.step(StepPlan(decode=("a",))))
     after = engine.read_state("a")
     await asyncio.sleep(0.005)
     given_up.cancel()
     state = await after
     assert running.done() or (await running)
-    assert state is not None and state.length == 6
+    assert state is not None and state.length == 7
     engine.detach("a")
 
 

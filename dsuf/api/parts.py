@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from aiohttp import web
 
+from dsuf.api.outbox import Outbox
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import EngineFacts, Submit
 
@@ -96,6 +97,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     metrics: Metrics
     settings: Settings
+    outbox: Outbox = msgspec.field(default_factory=Outbox)
     conversions: asyncio.Semaphore = msgspec.field(default_factory=lambda: asyncio.Semaphore(CONVERSIONS))
 
     async def convert(self, work: Callable[..., T], *arguments: object) -> T:

@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Self
 
 from aiohttp import web
 
 from dsuf.api.exchange import Exchange
+from dsuf.api.outbox import Outbox
 from dsuf.types import Event
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -20,8 +21,10 @@ _HEADERS = {
 _FLUSH_TRIES, _FLUSH_PAUSE_S = 50, 0.02
 
 
-def frame(events: Iterable[Event]) -> bytes:
+def frame(events: Sequence[Event]) -> bytes:
     """Events as they go over the wire."""
+    if len(events) == 1 and events[0].name is None:  # as nearly always
+        return f"data: {events[0].data}\n\n".encode()
     return "".join([_frame_one(event.name, event.data) for event in events]).encode()
 
 
@@ -82,15 +85,17 @@ class EventStream:
     """The response of a streaming request, for use in a `with`; `close` or `break_off` ends it.
 
     Every write raises a `ConnectionError`, or is cancelled with its handler, once the client has gone. A client that
-    takes nothing for longer than the write deadline has.
+    takes nothing for longer than the write deadline has. `free` says whether it has taken everything so far, so that
+    more can be pushed.
     """
 
-    def __init__(self, request: web.Request, exchange: Exchange, *, write_timeout_s: float) -> None:
-        self._request = request
+    def __init__(self, request: web.Request, exchange: Exchange, outbox: Outbox, *, write_timeout_s: float) -> None:
+        self._request, self._outbox = request, outbox
         self._exchange = exchange
         self._deadline = WriteDeadline(write_timeout_s, self._abort)
         self._written_s = time.monotonic()
-        self._chunked = False
+        self._transport = request.transport
+        self.free = False
         self.response = web.StreamResponse(headers=_HEADERS)
 
     def __enter__(self) -> Self:
@@ -103,29 +108,36 @@ class EventStream:
         """Send the status and the headers."""
         await self.response.prepare(self._request)
 
-    def push(self, data: bytes) -> bool:
-        """Write `data` if the client has taken all before it and is still there; whether that was so.
+    def push(self, data: bytes) -> None:
+        """Have `data` written to a client that is `free`, before the loop rests.
 
         The bytes are those that `send` writes, which goes a longer way: through four coroutines, once for every token.
         """
-        transport = self._request.transport
-        if not (self._chunked and data) or transport is None or transport.is_closing():
-            return False
-        if transport.get_write_buffer_size():
-            return False
-        self._written_s = time.monotonic()
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
+        self.free = False
+        self._outbox.put(self, b"%x\r\n%b\r\n" % (len(data), data))
+
+    def write(self, data: bytes, now_s: float) -> None:
+        """Give what was pushed to the connection, if there still is one."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            self._written_s = now_s
+            transport.write(data)
+            self.free = not transport.get_write_buffer_size()
 
     async def send(self, data: bytes) -> None:
         """Write `data`; waits while the client does not read, for at most the write deadline."""
+        self._outbox.flush()  # what was pushed comes first
+        self.free = False
         self._written_s = time.monotonic()
         self._exchange.blocked = True  # true beyond this call only where the write had to wait and was interrupted
         self._deadline.begin(self._written_s)
         await self.response.write(data)
         self._deadline.end()
         self._exchange.blocked = False
-        self._chunked = self.response.headers.get("Transfer-Encoding") == "chunked"  # the head is out now
+        # The head is out now. Only chunks can be pushed, and no empty one, which would be the end.
+        self._transport = self._request.transport
+        chunked = self.response.headers.get("Transfer-Encoding") == "chunked"
+        self.free = chunked and self._transport is not None and not self._transport.get_write_buffer_size()
 
     @contextlib.asynccontextmanager
     async def keep_alive(self, interval_s: float) -> AsyncIterator[None]:
@@ -138,6 +150,7 @@ class EventStream:
 
     async def close(self) -> None:
         """End the response in the regular way."""
+        self._outbox.flush()
         await self.response.write_eof()
 
     async def break_off(self, data: bytes) -> None:

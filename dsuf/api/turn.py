@@ -2,7 +2,6 @@
 
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
 
 from aiohttp import web
 
@@ -10,16 +9,15 @@ from dsuf.api.auth import make_salt
 from dsuf.api.body import read_body
 from dsuf.api.dialect import Dialect
 from dsuf.api.exchange import EXCHANGE, Exchange
-from dsuf.api.failure import internal_error
 from dsuf.api.parts import Parts
+from dsuf.api.relay import Relay
 from dsuf.api.sse import EventStream, frame, frame_data
 from dsuf.api.terms import Terms, read_terms, settle_priority
 from dsuf.api.wire import Reading
 from dsuf.errors import InvalidRequest, RequestError, Unavailable
-from dsuf.observe.log import log_event
 from dsuf.recipe.reader import Reader
 from dsuf.recipe.render import Limits, Rendered, render
-from dsuf.types import Event, StepResult, Ticket, Turn, Usage
+from dsuf.types import Turn
 
 _SESSION_HEADER = "x-deepseek-harness-session-id"
 _SESSION_LIMIT = 200
@@ -44,10 +42,10 @@ async def answer(request: web.Request, parts: Parts, dialect: Dialect) -> web.St
     ticket = parts.submit.submit(turn)
     exchange.stage, exchange.turn = "queued", turn.id
     try:
-        async with contextlib.aclosing(_relay(ticket, reader, exchange)) as steps:
-            if rendered.stream:
-                return await _reply_in_stream(request, parts, dialect, reader, steps)
-            return await _reply_whole(reader, steps)
+        relay = Relay(ticket, reader, exchange)
+        if rendered.stream:
+            return await _reply_in_stream(request, parts, dialect, relay)
+        return await _reply_whole(relay)
     finally:
         ticket.cancel()
         _settle(exchange, reader, parts)
@@ -97,64 +95,27 @@ def _make_turn(request: web.Request, rendered: Rendered, reading: Reading, terms
     )
 
 
-async def _relay(ticket: Ticket, reader: Reader, exchange: Exchange) -> AsyncGenerator[list[Event]]:
-    """The events of each step, to the last; raises a `RequestError` where generation fails."""
-    try:
-        opened = False
-        async for result in ticket:
-            events = [] if opened else reader.open(_prompt_usage(ticket.turn, result))
-            opened = True
-            _note(exchange, result)
-            events += reader.feed(result.ids)
-            if reader.finished:
-                # A stop string: what else the engine makes, or has made in this step, is not wanted.
-                ticket.cancel("stop", reader.completion_tokens)
-            if reader.finished or result.finish is not None:
-                yield events + reader.finish(result.finish or "stop")
-                return
-            if events:
-                yield events
-        raise internal_error()  # a ticket that ends without saying why
-    except RequestError:
-        raise
-    except Exception as error:
-        log_event("turn failed", level="error", error=error, id=exchange.request_id, turn=ticket.turn.id)
-        raise internal_error() from error
-
-
-def _prompt_usage(turn: Turn, first: StepResult) -> Usage:
-    """What the prompt cost, as its first result says."""
-    return first.usage or Usage(computed_tokens=len(turn.prompt.ids))
-
-
-def _note(exchange: Exchange, result: StepResult) -> None:
-    """Stage and times, as `result` changes them."""
-    if result.ids and exchange.first_token_s is None:
-        exchange.first_token_s = exchange.elapsed_s()
-    exchange.stage = "decoding" if result.ids or exchange.stage == "decoding" else "prefilling"
-
-
-async def _reply_whole(reader: Reader, steps: AsyncIterator[list[Event]]) -> web.Response:
+async def _reply_whole(relay: Relay) -> web.Response:
     """The fold of all events."""
-    async for _ in steps:
-        pass
-    return web.Response(body=reader.fold().encode(), content_type="application/json")
+    relay.push_to(None)
+    async with contextlib.aclosing(relay.events()) as steps:
+        async for _ in steps:
+            pass
+    return web.Response(body=relay.reader.fold().encode(), content_type="application/json")
 
 
-async def _reply_in_stream(
-    request: web.Request, parts: Parts, dialect: Dialect, reader: Reader, steps: AsyncIterator[list[Event]]
-) -> web.StreamResponse:
+async def _reply_in_stream(request: web.Request, parts: Parts, dialect: Dialect, relay: Relay) -> web.StreamResponse:
     """The events as they come; a failure becomes the last of them."""
     settings, exchange = parts.settings, request[EXCHANGE]
-    with EventStream(request, exchange, write_timeout_s=settings.write_timeout_s) as stream:
+    with EventStream(request, exchange, parts.outbox, write_timeout_s=settings.write_timeout_s) as stream:
         await stream.open()
         try:
-            async with stream.keep_alive(settings.keep_alive_s):
+            async with stream.keep_alive(settings.keep_alive_s), contextlib.aclosing(relay.events()) as steps:
+                relay.push_to(stream)
                 async for events in steps:
-                    if not stream.push(data := frame(events)):
-                        await stream.send(data)
-                if reader.done_data is not None:
-                    await stream.send(frame_data(reader.done_data))
+                    await stream.send(frame(events))
+                if relay.reader.done_data is not None:
+                    await stream.send(frame_data(relay.reader.done_data))
         except RequestError as error:
             exchange.failure = type(error).__name__
             last = dialect.frame_failure(error, exchange.request_id)

@@ -1,11 +1,12 @@
 """The scripted engine: the calls of the protocol, one after the other, in the time that the rules say."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
+from dsuf.engine_scripted.line import CallLater, Line
 from dsuf.engine_scripted.script import NO_RULE, Rule, Script
 from dsuf.engine_scripted.turn import I64, ID, PAGE_TOKENS, ScriptedTurn
 from dsuf.errors import CheckpointError, ContextTooLong, QueueFull
@@ -16,15 +17,13 @@ SPARE_TOKENS = 16
 STATE_TOKENS = 32
 """The last ids, which a state holds once more beside all of them."""
 
-_T = TypeVar("_T")
-
 
 class ScriptedEngine:
     """Implements `Engine`. Where a real engine's contract forbids a call, this one raises `RuntimeError`.
 
     `encode` turns reply text into ids (special tokens parsed), `decode` a prompt into text (special tokens spelled).
     There are `pages` pages, or enough for all turns and one more. With `replay_tokens` a prompt can go on from pages
-    alone, and has no state before its end. `sleep` is how a step takes its time.
+    alone, and has no state before its end.
     """
 
     def __init__(
@@ -44,10 +43,9 @@ class ScriptedEngine:
         self._turns: dict[str, ScriptedTurn] = {}
         self._uses = [0] * len(script.rules)
         self._attached = 0
-        self._under_way: list[StepPlan] = []
-        self._calls: set[asyncio.Task[Any]] = set()
-        self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-        self._order = asyncio.Lock()  # whose waiters go in the order in which they came
+        self._line = Line()
+        self._repeated: StepPlan | None = None  # the latest plan of nothing but plain decoding turns, and its seconds
+        self._repeated_s = 0.0
 
     def attach(self, turn: Turn, pages: Sequence[int]) -> None:
         """Hold `turn`; raises `QueueFull` or `ContextTooLong`."""
@@ -63,32 +61,31 @@ class ScriptedEngine:
         self._attached += 1
         self._turns[turn.id] = progress
 
-    def resume(self, turn: str, length: int, state: SessionState | None) -> Coroutine[Any, Any, int]:
+    def resume(self, turn: str, length: int, state: SessionState | None) -> asyncio.Future[int]:
         """Count `length` positions as prefilled, see `_take_over`; raises `CheckpointError`."""
-        return self._queue(self._take_over, self._turns[turn], length, state)
+        return self._line.add(partial(self._take_over, self._turns[turn], length, state))
 
-    def step(self, plan: StepPlan) -> Coroutine[Any, Any, list[StepResult]]:
+    def step(self, plan: StepPlan) -> asyncio.Future[list[StepResult]]:
         """Take the time that the rules say, then advance every turn of `plan` that has not ended."""
-        self._under_way.append(plan)
-        return self._queue(self._run, plan, then=lambda: self._under_way.remove(plan))
+        return self._line.add(partial(self._run, plan), partial(self._time, plan), about=plan)
 
     def detach(self, turn: str) -> None:
         """Forget `turn`."""
-        if any(turn in _names(plan) for plan in self._under_way):
+        if any(isinstance(plan, StepPlan) and turn in _names(plan) for plan in self._line.under_way):
             raise RuntimeError(f"turn {turn!r} is touched while its step runs")
         self._turns.pop(turn, None)
 
-    def read_state(self, turn: str) -> Coroutine[Any, Any, SessionState | None]:
+    def read_state(self, turn: str) -> asyncio.Future[SessionState | None]:
         """The last of the ids whose positions are filled: a real engine has not fed the last token yet."""
-        return self._queue(self._copy_state, self._turns[turn])
+        return self._line.add(partial(self._copy_state, self._turns[turn]))
 
-    def read_pages(self, pages: Sequence[int], into: Sequence[memoryview]) -> Coroutine[Any, Any, None]:
+    def read_pages(self, pages: Sequence[int], into: Sequence[memoryview]) -> asyncio.Future[None]:
         """Copy pages out."""
-        return self._queue(self._copy_out, pages, into)
+        return self._line.add(partial(self._copy_out, pages, into))
 
-    def write_pages(self, pages: Sequence[int], rows: Sequence[memoryview]) -> Coroutine[Any, Any, None]:
+    def write_pages(self, pages: Sequence[int], rows: Sequence[memoryview]) -> asyncio.Future[None]:
         """Copy pages in."""
-        return self._queue(self._copy_in, pages, rows)
+        return self._line.add(partial(self._copy_in, pages, rows))
 
     def counters(self) -> Mapping[str, int]:
         """Turns, and positions reserved for them."""
@@ -97,42 +94,53 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         """Break off what is under way, which may hang, and forget everything."""
-        for call in self._calls:
-            call.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        await self._line.close()
         self._turns.clear()
 
-    def _queue(
-        self, work: Callable[..., Awaitable[_T]], *arguments: Any, then: Callable[[], None] = lambda: None
-    ) -> Coroutine[Any, Any, _T]:
-        """Begin a call that waits for those before, and `then` do what ends it; its result is for later."""
+    def take_time(self, call_later: CallLater) -> None:
+        """Let steps take their time by `call_later` and not by the loop's."""
+        self._line.call_later = call_later
 
-        async def follow() -> _T:
-            async with self._order:
-                return await work(*arguments)
+    def _time(self, plan: StepPlan) -> float | Awaitable[float]:
+        """Seconds of a step, which are known at once where no rule wants anything special."""
+        if plan is self._repeated:
+            return self._repeated_s
+        turns = [self._turns[part.turn] for part in plan.prefill] + self._decoding(plan)
+        if not all(turn.plain for turn in turns):
+            return self._prepare(plan, turns)
+        seconds = self._sum_s(plan)
+        if not plan.prefill:
+            self._repeated, self._repeated_s = plan, seconds
+        return seconds
 
-        def end(call: asyncio.Task[_T]) -> None:
-            self._calls.discard(call)
-            then()
-
-        call = asyncio.ensure_future(follow())
-        self._calls.add(call)
-        call.add_done_callback(end)
-        return _result(call)
-
-    async def _run(self, plan: StepPlan) -> list[StepResult]:
-        """One step."""
-        prefilling = [(self._turns[part.turn], part) for part in plan.prefill]
-        decoding = [turn for name in plan.decode if not (turn := self._turns[name]).ended]
-        for turn in (*(turn for turn, _ in prefilling), *decoding):
+    async def _prepare(self, plan: StepPlan, turns: list[ScriptedTurn]) -> float:
+        """Do what rules want of this step before it; then its seconds."""
+        for turn in turns:
             if not turn.plain:
                 await self._begin(turn)
-            turn.steps += 1
-        prefill_s = sum((part.stop - part.start) * turn.rule.prefill_s_per_token for turn, part in prefilling)
-        await self.sleep(prefill_s + max((turn.rule.step_s for turn in decoding), default=0.0))
-        return [turn.prefill(part) for turn, part in prefilling] + [turn.decode() for turn in decoding]
+                turn.steps += 1
+        return self._sum_s(plan)
 
-    async def _copy_state(self, progress: ScriptedTurn) -> SessionState | None:
+    def _sum_s(self, plan: StepPlan) -> float:
+        """Seconds of a step: its prompts one by one, and all its decoding turns at once."""
+        parts = [(part, self._turns[part.turn].rule) for part in plan.prefill]
+        prefill_s = sum([(part.stop - part.start) * rule.prefill_s_per_token for part, rule in parts])
+        return prefill_s + max([turn.rule.step_s for turn in self._decoding(plan)], default=0.0)
+
+    def _run(self, plan: StepPlan) -> list[StepResult]:
+        """One step."""
+        decoded = [turn.decode() for name in plan.decode if not (turn := self._turns[name]).ended]
+        if plan.prefill:
+            decoded += [self._turns[part.turn].prefill(part) for part in plan.prefill]
+        if any(result.finish for result in decoded):
+            self._repeated = None
+        return decoded
+
+    def _decoding(self, plan: StepPlan) -> list[ScriptedTurn]:
+        """The turns that decode in a step."""
+        return [turn for name in plan.decode if not (turn := self._turns[name]).ended]
+
+    def _copy_state(self, progress: ScriptedTurn) -> SessionState | None:
         if self.layout.replay_tokens and progress.length < len(progress.prompt):
             return None
         ids = progress.ids
@@ -141,7 +149,7 @@ class ScriptedEngine:
             payload=ids[-STATE_TOKENS:].tobytes(), spare=min(SPARE_TOKENS, len(ids)), repeats=True,
         )  # fmt: skip
 
-    async def _take_over(self, progress: ScriptedTurn, length: int, state: SessionState | None) -> int:
+    def _take_over(self, progress: ScriptedTurn, length: int, state: SessionState | None) -> int:
         """Go on behind `length` positions; raises `CheckpointError` where a state is not of this prompt or engine."""
         if progress.length or not 0 <= length < len(progress.prompt):
             raise CheckpointError(f"turn {progress.turn.id!r} cannot go on behind {length} positions")
@@ -162,11 +170,11 @@ class ScriptedEngine:
         progress.length = length
         return length
 
-    async def _copy_out(self, pages: Sequence[int], into: Sequence[memoryview]) -> None:
+    def _copy_out(self, pages: Sequence[int], into: Sequence[memoryview]) -> None:
         for page, buffer in zip(pages, into, strict=True):
             buffer[:] = memoryview(self._rows[page]).cast("B")
 
-    async def _copy_in(self, pages: Sequence[int], rows: Sequence[memoryview]) -> None:
+    def _copy_in(self, pages: Sequence[int], rows: Sequence[memoryview]) -> None:
         for page, buffer in zip(pages, rows, strict=True):
             self._rows[page] = np.frombuffer(buffer, ID)
 
@@ -196,11 +204,6 @@ class ScriptedEngine:
             return rule.ids
         thinks = rule.reasoning is not None and turn.prompt.opens_in == "reasoning"
         return self._encode((f"{rule.reasoning}</think>" if thinks else "") + rule.reply)
-
-
-async def _result(call: "asyncio.Task[_T]") -> _T:
-    """What a call gives; who gives it up breaks it off."""
-    return await call
 
 
 def _names(plan: StepPlan) -> list[str]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
-PERIOD_S = 0.05  # waking an idle process costs some 0.1 ms, so a hundred times a second would be 1 % of a core
-WINDOW = 1_200
+PERIOD_S = 0.1  # waking an idle process costs some 0.1 ms, so a hundred times a second would be 1 % of a core
+WINDOW = 600
 
 
 class LagSummary(msgspec.Struct, frozen=True, kw_only=True):

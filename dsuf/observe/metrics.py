@@ -129,15 +129,15 @@ class Metrics:
         """The engine finished a step."""
         self._step.observe(seconds)
 
-    def count_drafts(self, drafted: int, accepted: int) -> None:
-        """A turn's step verified `drafted` drafts and kept the first `accepted` of them."""
-        self._rounds.inc()
-        self._drafted.inc(drafted)
-        self._accepted.inc(accepted)
+    def count_drafts(self, drafted: int, accepted: int, turns: int = 1) -> None:
+        """In a step so many turns verified `drafted` drafts each and kept the first `accepted` of them."""
+        self._rounds.inc(turns)
+        self._drafted.inc(drafted * turns)
+        self._accepted.inc(accepted * turns)
         while len(self._accepted_counts) < accepted:
             self._accepted_counts.append(self._accepted_at.labels(str(len(self._accepted_counts))))
         for count in self._accepted_counts[:accepted]:
-            count.inc()
+            count.inc(turns)
 
     def count_lookup(self, result: Literal["hit", "miss", "failed", "late"], tokens: int = 0) -> None:
         """A turn looked for a session cache and took over `tokens` positions of one."""
@@ -177,18 +177,18 @@ class Metrics:
         """A turn has its first token, `seconds` after submission."""
         self._first_token.observe(seconds)
 
-    def observe_tokens(self, tokens: int, seconds: float) -> None:
-        """A turn got `tokens` more, `seconds` after the ones before."""
-        self._gap.observe(seconds / tokens, tokens)
-        self._step_tokens.observe(tokens)
+    def observe_tokens(self, tokens: int, seconds: float, turns: int = 1) -> None:
+        """So many turns got `tokens` more each, `seconds` after the ones before."""
+        self._gap.observe(seconds / tokens, tokens * turns)
+        self._step_tokens.observe(tokens, turns)
 
-    def observe_gap(self, seconds: float) -> None:
-        """A stream waited so long between two steps that gave it tokens."""
+    def observe_gap(self, seconds: float, turns: int = 1) -> None:
+        """So many streams waited so long between two steps that gave them tokens."""
         if seconds > self._largest_gap_s:
             self._largest_gap_s = seconds
             self._largest_gap.set(seconds)
         if seconds > self._gap_bound_s:
-            self._gap_violations.inc()
+            self._gap_violations.inc(turns)
 
     def count_preemption(self) -> None:
         """A running turn was put back for one of better priority."""

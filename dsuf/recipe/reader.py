@@ -93,11 +93,11 @@ class Reader:
         if not ids:
             return []
         self._saw_markup = self._saw_markup or self._dsml_id in ids
-        pieces = [(token,) for token in ids] if self._one_by_one else self._tail.cut(ids)
-        if len(pieces) == 1:
-            return self._push(pieces[0])
+        if not self._one_by_one and self._tail.releases(ids):
+            return self._push(ids)
         events: list[Event] = []
-        for piece in pieces:
+        for piece in [(token,) for token in ids] if self._one_by_one else self._tail.cut(ids):
+            self._tail.add(piece)
             events += self._push(piece)
             if self.finished:
                 break
@@ -121,7 +121,6 @@ class Reader:
     def _push(self, piece: Sequence[int]) -> list[Event]:
         """Give `piece` to the library."""
         self.completion_tokens += len(piece)
-        self._tail.add(piece)
         events = self._take(self._processor.push(InferenceChunk.tokens(piece)))
         self.finished = self._processor.finished
         return events

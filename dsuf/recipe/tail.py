@@ -31,11 +31,16 @@ class Tail:
         """What is held, with a replacement character for the unfinished one."""
         return self._vocabulary.decode(self._held)
 
+    def releases(self, ids: Sequence[int]) -> bool:
+        """Whether `ids`, pushed as they are, end with a whole character, so that nothing is held any more."""
+        if self._vocabulary.ends_open(ids[-1]):
+            return False
+        self._held.clear()
+        return True
+
     def cut(self, ids: Sequence[int]) -> list[Sequence[int]]:
         """`ids` in pieces to push: the longest one that ends with a whole character, then each token apart."""
         whole = len(ids)
-        if not self._vocabulary.ends_open(ids[-1]):
-            return [ids]
         while whole and self._vocabulary.ends_open(ids[whole - 1]):
             whole -= 1
         singles = [ids[place : place + 1] for place in range(whole, len(ids))]

@@ -10,6 +10,8 @@ thin.
 - One step is always under way: the next one is launched behind the running one, on what that one is expected to leave.
   So results are looked at one step late, and a turn whose end nobody foresaw is named in one step more, which gives it
   nothing. What is to be kept of a turn is asked for right behind the step that brings it there.
+- Results are handed on, and the next step is launched, where the engine tells that a step is done, without waking a
+  task in between: only a reader that has to wait for its client is woken, and then goes first.
 - The gap between a stream's tokens is bounded, whatever prompts arrive: steps are planned by what they are expected to
   take, and the chunk of a prompt shrinks until its step fits. It never shrinks below a least chunk, so that prompts
   progress; and it grows by steps, so that no engine is taken by surprise.

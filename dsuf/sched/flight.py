@@ -22,7 +22,7 @@ class Launched:
     as it comes back."""
 
     def __init__(
-        self, choice: Choice, named: list[Held], giving: int, task: "asyncio.Task[list[StepResult]]"
+        self, choice: Choice, named: list[Held], giving: int, task: asyncio.Future[list[StepResult]]
     ) -> None:  # fmt: skip
         self.choice, self.named, self.giving, self.task = choice, named, giving, task
         self.launched_s = time.monotonic()
@@ -64,13 +64,14 @@ class Flight:
         return max(self._before_s, self._steps[0].launched_s)
 
     @property
-    def tasks(self) -> set["asyncio.Task[Any]"]:
+    def tasks(self) -> set[asyncio.Future[Any]]:
         """What is under way."""
         return {step.task for step in self._steps}
 
     def launch(self, choice: Choice, giving: list[Held], others: list[Held]) -> Launched:
         """Give the engine a step that gives a token to each of `giving`, and takes prompt of `others` too."""
-        task = asyncio.ensure_future(self._engine.step(choice.plan))
+        given = self._engine.step(choice.plan)
+        task = given if isinstance(given, asyncio.Future) else asyncio.ensure_future(given)
         step = Launched(choice, [*giving, *others], len(giving), task)
         self._steps.append(step)
         for held in step.named:
@@ -79,7 +80,7 @@ class Flight:
         for held in giving:
             held.coming_tokens += 1
 
-        def land(done: "asyncio.Task[list[StepResult]]") -> None:
+        def land(done: asyncio.Future[list[StepResult]]) -> None:
             if not done.cancelled():
                 done.exception()  # after the loop has stopped nobody is left who asks for it
             step.ended_s = time.monotonic()
@@ -88,19 +89,19 @@ class Flight:
         task.add_done_callback(land)
         return step
 
-    def land(self) -> tuple[Launched, float] | None:
-        """Take out the oldest step if it has come back, with the seconds that it took."""
-        if not self._steps or self._steps[0].ended_s is None:
-            return None
-        step = self._steps.popleft()
-        assert step.ended_s is not None
-        seconds = step.ended_s - max(self._before_s, step.launched_s)
-        self._before_s = step.ended_s
-        for held in step.named:
-            held.steps_under_way -= 1
-        for held in step.named[: step.giving]:
-            held.coming_tokens -= 1
-        return step, max(seconds, 1e-6)
+    def land(self) -> list[tuple[Launched, float]]:
+        """Take out the steps that have come back, oldest first, with the seconds that each took."""
+        landed = []
+        while self._steps and (ended_s := self._steps[0].ended_s) is not None:
+            step = self._steps.popleft()
+            seconds = ended_s - max(self._before_s, step.launched_s)
+            self._before_s = ended_s
+            for held in step.named:
+                held.steps_under_way -= 1
+            for held in step.named[: step.giving]:
+                held.coming_tokens -= 1
+            landed.append((step, max(seconds, 1e-6)))
+        return landed
 
     def free_s(self, now_s: float) -> float:
         """When the engine can be expected to begin a step that is launched now."""

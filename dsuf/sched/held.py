@@ -32,7 +32,7 @@ class Held:
         self.generated_tokens = 0
         self.coming_tokens = 0
         self.steps_under_way = 0
-        self.latest: asyncio.Task[list[StepResult]] | None = None  # the step launched for it last
+        self.latest: asyncio.Future[list[StepResult]] | None = None  # the step launched for it last
         self.failed = False
         self.leaving: Leaving | None = None
         self.filling = False
@@ -61,7 +61,7 @@ class Held:
     @property
     def wants_token(self) -> bool:
         """Whether a turn whose prompt is launched can get a token in the next step."""
-        return self.generated_tokens + self.coming_tokens < self.max_tokens
+        return self.generated_tokens + self.coming_tokens < self.max_tokens and self.plannable
 
     @property
     def may_go(self) -> bool:

@@ -7,7 +7,7 @@ the steps that still name it are done, it is detached and its pages are released
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from dsuf.errors import EngineFailed, RequestError
 from dsuf.kv.commit import is_due
@@ -29,6 +29,7 @@ class Places:
         self._chunk_tokens = chunk_tokens
         self._exact = engine.layout.replay_tokens == 0
         self._held: dict[str, Held] = {}
+        self.get = self._held.get  # the stay of the turn of a name, if the engine holds it: asked for each result
 
     def __len__(self) -> int:
         return len(self._held)
@@ -42,9 +43,9 @@ class Places:
     def __getitem__(self, turn: str) -> Held:
         return self._held[turn]
 
-    def get(self, turn: str) -> Held | None:
-        """The stay of the turn named `turn`, if the engine holds it."""
-        return self._held.get(turn)
+    def named(self, turns: Iterable[str]) -> list[Held]:
+        """The stays of `turns`."""
+        return [self._held[turn] for turn in turns]
 
     @property
     def free(self) -> int:
@@ -163,11 +164,12 @@ class Places:
 
     def retire(self) -> list[Held]:
         """Detach the turns of which nothing is under way any more, and return them."""
-        for held in self:
+        leaving = [held for held in self._held.values() if held.leaving is not None]
+        for held in leaving:
             if held.may_go and held.lacks_state:
                 log_event("turn stays", turn=held.turn.id, length=held.length)
                 held.stay()
-        gone = [held for held in self if held.may_go]
+        gone = [held for held in leaving if held.may_go]
         for held in gone:
             if held.ticket.ended:
                 self._sessions.give_up(held.turn.id)

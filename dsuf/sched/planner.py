@@ -9,7 +9,7 @@ from dsuf.sched.policy import Choice, Prefilling, Row, Rules, State, choose_step
 from dsuf.types import StepPlan
 
 _EMPTY = Shape()
-_SAMPLE_S = 0.25  # a fit takes hundreds of microseconds on a cold cache
+_SAMPLE_S = 1.0  # a fit takes hundreds of microseconds on a cold cache
 _LATE, _LATE_S = 1.5, 0.02  # what takes so much longer than expected is looked at sooner
 
 
@@ -23,6 +23,8 @@ class Planner:
         self._chunk_s: dict[str, float] = {}
         self._chunks = 0
         self._last: Choice | None = None
+        self._rows: list[Held] = []  # of that choice
+        self._planned_steps = 0  # that were measured before it
         self._observed: Shape | None = None
         self._observed_s = 0.0
 
@@ -30,14 +32,15 @@ class Planner:
         """The step to launch now, which is expected to begin at `begins_s`; None if there is nothing to do."""
         rows, prompts = list[Held](), list[Prefilling]()
         for turn in held:
-            if turn.plannable:
-                if turn.launched_tokens < turn.prompt_tokens:
+            if turn.launched_tokens < turn.prompt_tokens:
+                if turn.plannable:
                     prompts.append(turn.prefilling)
-                elif turn.wants_token:
-                    rows.append(turn)
+            elif turn.wants_token:
+                rows.append(turn)
         if not rows and not prompts:
+            self._last, self._rows = None, []
             return None
-        if not prompts and len({turn.turn.tenant for turn in rows}) == 1:
+        if not prompts and (rows == self._rows or len({turn.turn.tenant for turn in rows}) == 1):
             return self._plan_all(rows)
         state = State(
             rows=tuple(
@@ -53,7 +56,7 @@ class Planner:
 
     def observe(self, shape: Shape, seconds: float, now_s: float) -> None:
         """A step of `shape` took `seconds`. Of steps that only decode, and as before, a sample is enough."""
-        if shape == _EMPTY:
+        if (shape is self._observed and now_s - self._observed_s < _LATE_S) or shape == _EMPTY:
             return
         late = seconds > _LATE * self.fit.cost.predict_s(shape)
         if shape.tokens or shape != self._observed or now_s - self._observed_s >= (_LATE_S if late else _SAMPLE_S):
@@ -62,13 +65,12 @@ class Planner:
 
     def _plan_all(self, rows: list[Held]) -> Choice:
         """All rows of the only tenant there is, which is nearly always the plan before."""
-        names = tuple(turn.turn.id for turn in rows)
         last = self._last
-        if last is None or last.plan.decode != names or self.fit.steps % 64 == 0:
-            shape = Shape(rows=len(names), drafts=self.rules.drafts)
-            plan = StepPlan(decode=names, drafts=self.rules.drafts)
+        if last is None or rows != self._rows or self.fit.steps != self._planned_steps:
+            shape = Shape(rows=len(rows), drafts=self.rules.drafts)
+            plan = StepPlan(decode=tuple(turn.turn.id for turn in rows), drafts=self.rules.drafts)
             last = Choice(plan=plan, shape=shape, expected_s=self.fit.cost.predict_s(shape), balances_s={})
-        self._last, self._balances_s = last, {}
+        self._last, self._rows, self._planned_steps, self._balances_s = last, rows, self.fit.steps, {}
         return last
 
     def _standings(self, begins_s: float) -> dict[str, Standing]:

@@ -46,7 +46,7 @@ class Scheduler:
         self.steps = 0
         self._engine, self._limits, self._metrics, self._sessions = engine, limits, metrics, sessions
         self._places = Places(engine, sessions, limits.chunk_tokens, self._poke)
-        self._flight = Flight(engine, self._poke)
+        self._flight = Flight(engine, self._on_landing)
         self._planner = Planner(
             Rules(
                 chunk_tokens=limits.chunk_tokens, gap_s=limits.gap_s, drafts=limits.drafts,
@@ -62,7 +62,8 @@ class Scheduler:
         self._admission = Admission(self._reception, self._places, sessions, metrics, self._auditor.give_way)
         self._failing_steps = 0
         self._failure_seen_s = 0.0
-        self._news: asyncio.Future[None] | None = None
+        self._news: asyncio.Future[None] | None = None  # there is one while the scheduler runs
+        self._fault: Exception | None = None
         metrics.promise_gap(limits.gap_s)
         sessions.on_room = self._admission.poke
         self._reception.on_arrival = self._admission.poke_arrival
@@ -144,15 +145,15 @@ class Scheduler:
         try:
             while True:
                 self._news = loop.create_future()  # what happens from here on is looked at before the loop rests
-                if self._land():
-                    await asyncio.sleep(0)  # who has come to a stop string leaves before one more step is launched
-                self._retire()
-                self._launch()
+                self._go_on()
                 for helper in helpers:
                     if helper.done():
                         helper.result()
                 await self._news
+                if self._fault is not None:
+                    raise self._fault
         finally:
+            self._news = None
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
@@ -166,10 +167,27 @@ class Scheduler:
         under_way = self._flight.tasks | {task for held in self._places for task in held.reading}
         if under_way and not stuck:
             await asyncio.wait(under_way, timeout=_FAREWELL_S)
-        while self._flight.land() is not None:
-            pass
+        self._flight.land()
         self._flight.abandon()
         self._places.retire()
+
+    def _on_landing(self) -> None:
+        """A step came back. Where its tokens were taken at once, the next one is launched at once; else readers wake
+        first, so that who has come to a stop string leaves before one more step is launched."""
+        if self._news is None:
+            return
+        try:
+            if self._land():
+                self._go_on()
+                return
+        except Exception as error:
+            self._fault = error
+        self._poke()
+
+    def _go_on(self) -> None:
+        """Let go who has left, and launch what there is to do."""
+        self._retire()
+        self._launch()
 
     def _poke(self) -> None:
         """Let the loop look again."""
@@ -178,7 +196,7 @@ class Scheduler:
 
     def _launch(self) -> None:
         """Give the engine steps, as far as there is something to do and it has not enough of them."""
-        while not self._flight.full and self.trouble is None:
+        while not self._flight.full and self._reception.trouble is None:
             begins_s = self._flight.free_s(time.monotonic())
             choice = self._planner.plan(self._places, begins_s)
             if choice is None:
@@ -187,7 +205,7 @@ class Scheduler:
 
     def _start(self, choice: Choice, ends_s: float) -> None:
         """Launch one step, which is expected to end at `ends_s`."""
-        giving = [self._places[name] for name in choice.plan.decode]
+        giving = self._places.named(choice.plan.decode)
         others: list[Held] = []
         for part in choice.plan.prefill:
             held = self._places[part.turn]
@@ -200,23 +218,24 @@ class Scheduler:
             self._places.commit_chunk(part, step.task)
 
     def _land(self) -> bool:
-        """Look at the steps that came back; whether there were any."""
-        before = self.steps
-        while (landed := self._flight.land()) is not None:
-            step, seconds = landed
+        """Look at the steps that came back; whether all that they gave was taken at once."""
+        taken = True
+        for step, seconds in self._flight.land():
             self.progressed_s = step.ended_s or 0.0
             self.steps += 1
             try:
                 results = step.task.result()
             except (Exception, asyncio.CancelledError) as error:
                 self._on_failed_step(step, error)
+                taken = False
                 continue
             self._failing_steps = 0
-            self._set_trouble(None)
+            if self._reception.trouble is not None:
+                self._set_trouble(None)
             self._planner.observe(step.choice.shape, seconds, self.progressed_s)
             self._metrics.observe_step(seconds)
-            self._delivery.deliver(results, self.progressed_s)
-        return self.steps > before
+            taken = self._delivery.deliver(results, self.progressed_s) and taken
+        return taken
 
     def _retire(self) -> None:
         """Detach turns of which nothing is under way any more; those that have not ended wait again."""

@@ -43,6 +43,7 @@ class TurnTicket:
         self._results: deque[StepResult] = deque()
         self._error: RequestError | None = None
         self._news: asyncio.Future[None] | None = None
+        self._take: Callable[[StepResult], bool] | None = None
         self._on_leave = on_leave
 
     @property
@@ -86,24 +87,37 @@ class TurnTicket:
             self._prompt_usage, self.state_tokens = source, state_tokens
             self.prefilled_tokens = source.cached_tokens
 
-    def feed(self, result: StepResult) -> None:
-        """Add a result; one with `finish` is the last. Progress with a prompt that was told already is not told again.
+    def offer_to(self, take: Callable[[StepResult], bool]) -> None:
+        """Offer each result to `take` before a reader has to wake for it."""
+        self._take = take
 
-        `prefilled` never exceeds the prompt, though a turn that was put back computes some of its answer as a prompt.
+    def feed(self, result: StepResult) -> bool:
+        """Add a result; one with `finish` is the last. Whether it was taken at once, so that no reader has to wake.
+
+        Progress with a prompt that was told already is not told again.
         """
-        prompt = len(self.turn.prompt.ids)
-        self.prefilled_tokens = max(self.prefilled_tokens, min(prompt, result.prefilled))
+        if self.stage == "prefilling":
+            self._advance(result.prefilled)
         if result.ids:
             self.ids += result.ids
         elif self.ids and result.finish is None:
-            return
+            return True
         self.drafted_tokens += result.drafted
         if result.finish is not None:
             self.stage = "writing"
-        elif self.prefilled_tokens >= prompt:
-            self.stage = "decoding"
+        elif not self._results and self._told and self._take is not None and self._take(result):
+            return True
         self._results.append(result if self._told else self._with_usage(result))
         self._wake()
+        return False
+
+    def _advance(self, prefilled: int) -> None:
+        """So many positions are computed: never more than the prompt has, though a turn that was put back computes some
+        of its answer as a prompt."""
+        prompt = len(self.turn.prompt.ids)
+        self.prefilled_tokens = max(self.prefilled_tokens, min(prompt, prefilled))
+        if self.prefilled_tokens >= prompt:
+            self.stage = "decoding"
 
     def fail(self, error: RequestError) -> None:
         """End with `error`, which the reader meets after the results before it."""

@@ -1,6 +1,6 @@
 """The protocol of an engine: a loaded model that runs step plans over paged caches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -25,9 +25,11 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Engine(Protocol):
     """A loaded model. No call computes on the event loop.
 
-    Calls take effect in the order in which they are made, so several may be under way at once: a step that is launched
-    while another runs works on what that one leaves. `step` raises only when the engine itself failed: every turn in
-    the plan is lost then. A turn that finished in an earlier step yields no result where a later plan still names it.
+    Calls take effect in the order in which they are made, even if nobody waits for them any more, so several may be
+    under way at once: a step that is launched while another runs works on what that one leaves. What is under way is
+    best returned as a future, which needs no task to wait for it. `step` raises only when the engine itself failed:
+    every turn in the plan is lost then. A turn that finished in an earlier step yields no result where a later plan
+    still names it.
 
     Pages are the caller's to give out. A turn writes those of its pages that hold positions from its length on, so only
     whole pages before that may be shared. Rows past the positions that were computed mean nothing.
@@ -42,7 +44,7 @@ class Engine(Protocol):
         Raises `QueueFull` if no place is free, `ContextTooLong` where the turn does not fit the context or its pages.
         """
 
-    async def resume(self, turn: str, length: int, state: SessionState | None) -> int:
+    def resume(self, turn: str, length: int, state: SessionState | None) -> Awaitable[int]:
         """Let an attached turn without positions take over the first `length` of its prompt, whose rows are in its
         pages; returns the position at which its first prefill range begins.
 
@@ -51,20 +53,20 @@ class Engine(Protocol):
         state does not fit; the turn is then as it was.
         """
 
-    async def step(self, plan: StepPlan) -> list[StepResult]:
+    def step(self, plan: StepPlan) -> Awaitable[list[StepResult]]:
         """Run one step; one result a turn of the plan that is not finished, in any order."""
 
     def detach(self, turn: str) -> None:
         """Forget the turn named `turn`; its pages are free. Idempotent; no step that names it is under way."""
 
-    async def read_state(self, turn: str) -> SessionState | None:
+    def read_state(self, turn: str) -> Awaitable[SessionState | None]:
         """The state of an attached turn as the steps launched so far leave it; None where it has none, as in the midst
         of a replayed prefill."""
 
-    async def read_pages(self, pages: Sequence[int], into: Sequence[memoryview]) -> None:
+    def read_pages(self, pages: Sequence[int], into: Sequence[memoryview]) -> Awaitable[None]:
         """Copy each of `pages` into the buffer of `page_bytes` that stands at its place in `into`."""
 
-    async def write_pages(self, pages: Sequence[int], rows: Sequence[memoryview]) -> None:
+    def write_pages(self, pages: Sequence[int], rows: Sequence[memoryview]) -> Awaitable[None]:
         """Fill each of `pages` with the `page_bytes` at its place in `rows`, which stay as they are until then."""
 
     def counters(self) -> Mapping[str, int]:

@@ -1,6 +1,6 @@
 """A request to generate, from the renderer's prompt to what its reader holds."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Literal, Protocol
 
 import msgspec
@@ -68,6 +68,11 @@ class Ticket(Protocol):
 
     def __aiter__(self) -> AsyncIterator[StepResult]:
         """Results in order. Results with no ids report prefill progress."""
+
+    def offer_to(self, take: Callable[[StepResult], bool]) -> None:
+        """Offer results to `take` from within the scheduler, as soon as they are there: it must not wait, and returns
+        whether it took the result. Iteration gives the first result, the last one, those that were not taken, and
+        whatever comes while one of these is still to be read."""
 
     def cancel(self, reason: Literal["abort", "stop"] = "abort", used_tokens: int | None = None) -> None:
         """Leave, at any stage; idempotent. All that the turn holds is freed before the next step but one.

@@ -29,13 +29,15 @@ Step = StepResult | Exception | float
 class ScriptedTicket:
     """A ticket that plays its script and remembers that it was cancelled."""
 
-    def __init__(self, turn: Turn, script: Sequence[Step]) -> None:
-        self.turn = turn
+    def __init__(self, turn: Turn, script: Sequence[Step], *, pushes: bool = True) -> None:
+        self.turn, self.pushes = turn, pushes
         self.script = list(script)
         self.cancelled = asyncio.Event()
         self.reason: str | None = None
         self.used_tokens: int | None = None
         self.given = 0
+        self.iterated = 0
+        self.take: Callable[[StepResult], bool] | None = None
         self.ended = False
 
     async def __aiter__(self) -> AsyncIterator[StepResult]:
@@ -51,7 +53,12 @@ class ScriptedTicket:
             if isinstance(step, StepResult):
                 self.given += 1
                 self.ended = step.finish is not None
-                yield step
+                if not (self.given > 1 and self.take is not None and not self.ended and self.take(step)):
+                    self.iterated += 1
+                    yield step
+
+    def offer_to(self, take: Callable[[StepResult], bool]) -> None:
+        self.take = take if self.pushes else None
 
     def cancel(self, reason: str = "abort", used_tokens: int | None = None) -> None:
         if self.reason is None:
@@ -60,17 +67,18 @@ class ScriptedTicket:
 
 
 class ScriptedSubmit:
-    """Plays `script` for every turn; `refusal` is raised instead where it is set."""
+    """Plays `script` for every turn; `refusal` is raised instead where it is set. With `pushes` results are offered."""
 
     def __init__(self) -> None:
         self.script: Callable[[Turn], Sequence[Step]] = lambda turn: [StepResult(turn=turn.id, finish="stop")]
         self.refusal: Exception | None = None
+        self.pushes = True
         self.tickets: list[ScriptedTicket] = []
 
     def submit(self, turn: Turn) -> ScriptedTicket:
         if self.refusal is not None:
             raise self.refusal
-        self.tickets.append(ScriptedTicket(turn, self.script(turn)))
+        self.tickets.append(ScriptedTicket(turn, self.script(turn), pushes=self.pushes))
         return self.tickets[-1]
 
     @property

@@ -208,6 +208,7 @@ class Taker:
             self._arena.withdraw(taking.kept)
         taking.lease, taking.kept, taking.complete = lease, kept, offer.point is not None
         taking.pages = offer.extent.stop // self._layout.page_tokens
+        log_event("part taken", level="debug", turn=taking.turn.id, stop=kept.head.length)
 
 
 def _head(offer: Offer) -> PointHead:

@@ -90,6 +90,9 @@ def _continues(offer: Offer, trace: Trace, prompt: Trace) -> bool:
     start, stop = offer.extent.start, offer.extent.stop
     if stop > trace.length or offer.ids != trace.ids[start * ID_BYTES : stop * ID_BYTES]:
         return False
+    # Pages depend on all that stands before them, and on pictures: the giver may have misheard what it was asked for.
+    if offer.extent.key != trace.chain[stop // trace.page_tokens]:
+        return False
     if offer.point is None:
         return True
     whole, begun = divmod(offer.point.length, prompt.page_tokens)

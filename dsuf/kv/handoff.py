@@ -18,7 +18,7 @@ from dsuf.kv.trace import ID_BYTES, Trace, branch_trace, common_after
 from dsuf.types import Extent, Span, Turn
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Piece(msgspec.Struct, frozen=True, array_like=True):
     """A block of the giver's arena, and the generation in which it has what is offered."""
 
     block: int

@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 
 from dsuf.kv.directory.contract import Member
 from dsuf.kv.pulls import Speed
+from dsuf.kv.transport.peer import PeerGiver, Ways
 from dsuf.kv.transport.peers import FleetPeers
 from dsuf.kv.transport.server import PeerServer
 from tests.kv.rig import ids
 from tests.kv.test_handoff import Pair, until
-from tests.kv.transport.rig import FAR, NEAR, SECRET, TERMS, count_sockets
+from tests.kv.transport.rig import FAR, NEAR, SECRET, TERMS, Remote, count_sockets
 from tests.toy import make_turn
 
 
@@ -100,6 +101,26 @@ async def test_members_that_are_gone_are_parted_from() -> None:
         assert known.peers.counters()["tcp"] == 0
         await until(lambda: known.server.counters()["peers"] == 0)
         assert known.peers.taker(known.member()) is not taker
+
+
+async def test_who_gave_up_while_it_connected_asks_for_nothing() -> None:
+    """A peer stands still as it is dialled, and goes on when nobody wants the prompt any more: it lends nothing."""
+    async with Remote(deadline_s=5.0) as remote:
+        await remote.far.run(make_turn("a", ids(60)))
+        dial, dialled = remote.peer._dial, asyncio.Event()
+
+        async def dial_late(peer: PeerGiver) -> Ways:
+            await dialled.wait()
+            return await dial(peer)
+
+        remote.peer._dial = dial_late
+        turn = make_turn("t", ids(60, [1, 2]))
+        assert await remote.taker.take(turn, compute=False, budget_s=0.02) is None
+        dialled.set()
+        await until(lambda: remote.peer.is_connected)
+        await asyncio.sleep(0.1)
+        assert remote.server.counters()["turns"] == remote.server.counters()["offers"] == 0
+        assert not remote.giver.calls["offer"]
 
 
 async def test_a_peer_can_be_told_to_fetch() -> None:

@@ -77,7 +77,7 @@ def stream_cases(rows: int) -> Iterator[Case]:
         "collapse_norm",
         "",
         lambda: {"streams": bf16(rows, s, dim)},
-        live | quantised | {"pre": mixes["pre"], "weight": bf16(dim)},
+        live | quantised | {"pre": mixes["pre"], "weight": bf16(dim), "meaning": bf16(rows, dim)},
         rows * dim * (2 * s + 3),
     )
     yield Case(
@@ -111,8 +111,8 @@ def stream_cases(rows: int) -> Iterator[Case]:
         live
         | quantised
         | {"branch": bf16(rows, dim), "post": mixes["post"], "comb": mixes["comb"], "out": bf16(rows, s, dim)}
-        | {"pre": mixes["pre"], "weight": bf16(dim)},
-        rows * dim * (4 * s + 5),
+        | {"pre": mixes["pre"], "weight": bf16(dim), "meaning": bf16(rows, dim)},
+        rows * dim * (4 * s + 7),
     )
     latents, width = N["q_lora"], N["head_dim"]
     yield Case(
@@ -144,15 +144,15 @@ def linear_cases(rows: int) -> Iterator[Case]:
         ("wq_b", "q_lora", N["q_lora"], N["heads"] * N["head_dim"]),
         ("wkv", "dim", N["dim"], N["head_dim"]),
         ("wo_b", "o", N["o_width"], N["dim"]),
-        ("shared w1, w3", "dim", N["dim"], 2 * N["inter"]),
-        ("shared w2", "inter", N["inter"], N["dim"]),
         ("Engram", "engram", N["engram_width"], (N["streams"] + 1) * N["dim"]),
     ):
         yield Case(
             f"project_fp8_{entry}",
             note,
             lambda n=n, k=k: {"weight": u8(n, k), "weight_scale": e8m0(-(-n // 32), k // 32)},
-            live | {"codes": u8(rows, k), "scales": e8m0(rows, k // 32), "out": bf16(rows, n), "n": n},
+            live
+            | {"codes": u8(rows, k), "scales": e8m0(rows, k // 32), "out": bf16(rows, n), "n": n}
+            | {"second": None, "second_n": 0},
             n * k * 1025 // 1024,
         )
     for note, entry, n in (("router", "few", CONFIG.n_routed_experts), ("LM head", "dim", CONFIG.vocab_size)):
@@ -168,7 +168,9 @@ def linear_cases(rows: int) -> Iterator[Case]:
         "project_groups",
         "wo_a",
         lambda: {"weight": u8(N["o_width"], k), "weight_scale": e8m0(N["o_width"] // 32, k // 32)},
-        live | {"x": bf16(rows, N["heads"], N["head_dim"]), "out": bf16(rows, N["o_width"])},
+        live
+        | {"x": bf16(rows, N["heads"], N["head_dim"]), "out": None}
+        | {"codes": u8(rows, N["o_width"]), "scales": u8(rows, N["o_width"] // 32)},
         N["o_width"] * k,
     )
 
@@ -211,14 +213,17 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
         lambda: w13,
         grouped
         | {
-            "codes": u8(rows, dim),
-            "scales": e8m0(rows, dim // 32),
+            "x": bf16(rows, dim),
             "weights": routed["weights"],
             "inner": bf16(pairs, inter),
+            "shared": u8(2 * inter, dim),
+            "shared_scale": e8m0(2 * inter // 32, dim // 32),
+            "shared_inner": bf16(rows, inter),
             "slots": slots,
             "picks": picks,
-        },
-        used * inter * dim * 17 // 16,
+        }
+        | live,
+        used * inter * dim * 17 // 16 + 2 * inter * dim,
     )
     w2 = {"w2": u8(experts, dim, inter // 2), "w2_scale": e8m0(experts, dim, inter // 32)}
     yield Case(
@@ -226,15 +231,11 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
         note,
         lambda: w2,
         grouped
-        | {"codes": u8(pairs, inter), "scales": e8m0(pairs, inter // 32), "out": bf16(pairs, dim), "slots": slots},
-        used * inter * dim * 17 // 32,
-    )
-    yield Case(
-        "swiglu_rows",
-        "shared",
-        lambda: {"hidden": bf16(rows, 2 * inter)},
-        live | {"inner": bf16(rows, inter)},
-        rows * inter * 6,
+        | {"inner": bf16(pairs, inter), "out": bf16(pairs, dim), "slots": slots, "shared": u8(dim, inter)}
+        | {"shared_scale": e8m0(dim // 32, inter // 32), "shared_inner": bf16(rows, inter)}
+        | {"shared_out": bf16(rows, dim)}
+        | live,
+        used * inter * dim * 17 // 32 + inter * dim,
     )
     yield Case(
         "combine_experts",

@@ -52,6 +52,7 @@ def operations(launches: Sequence[Launch], rank: Rank) -> int:
         v = launch.values
         if launch.entry in ("experts_up", "experts_down"):
             total += rows * c.n_activated_experts * expert * (2 if launch.entry == "experts_up" else 1)
+            total += 2 * rows * v["shared"].bytes
         elif launch.entry.startswith("project_"):
             weight = v.get("weight", v.get("fn"))
             total += 2 * rows * weight.bytes // {"u8": 1, "bf16": 2, "f32": 4}[weight.kind]

@@ -158,6 +158,7 @@ class Reader:
     async def take(self) -> None:
         """All of it: checksums, publishing."""
         assert await self.taker.take(self.turn, compute=False) == 0
+        await asyncio.gather(*self.taker._leaving)
         assert self.sessions.arena.kept_pages(trace_prompt(self.sessions.layout, self.turn.prompt)) == self.pages
 
     def _receive_plainly(self) -> None:

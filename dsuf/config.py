@@ -349,7 +349,7 @@ def _fleet_problems(s: Settings) -> Iterator[str]:
     tls = [file is not None for file in (s.peer_ca_file, s.peer_cert_file, s.peer_key_file)]
     if any(tls) and not all(tls):
         yield "peer_ca_file, peer_cert_file, peer_key_file: TLS between nodes needs all three"
-    if s.advertise and not re.fullmatch(r"\S+:\d{1,5}", s.advertise):
+    if s.advertise and not (re.fullmatch(r"\S+:\d{1,5}", s.advertise) and 0 < int(s.advertise.split(":")[-1]) < 65536):
         yield f"advertise = {s.advertise!r}: expected host:port"
     if s.node_id and not re.fullmatch(r"[A-Za-z0-9._-]+", s.node_id):
         yield f"node_id = {s.node_id!r}: letters, digits, '.', '_' and '-' alone"

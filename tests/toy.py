@@ -154,12 +154,13 @@ class ToyEngine:
 
     def write_pages(self, pages: Sequence[int], rows: Sequence[memoryview]) -> Coroutine[Any, Any, None]:
         """Copy pages in."""
+        first = [self._holders(page) for page in pages]
 
         def copy() -> None:
-            for page, buffer in zip(pages, rows, strict=True):
-                holders = [name for name, held in self._turns.items() if page in held.pages]
-                if len(holders) > 1:
-                    self.violations.append(f"write_pages {page}: in the tables of {holders}")
+            for page, buffer, before in zip(pages, rows, first, strict=True):
+                holders = self._holders(page)
+                if len(holders) > 1 or set(holders) - set(before):
+                    self.violations.append(f"write_pages {page}: in the tables of {holders}, then {before}")
                 self._page(page)[:] = buffer
 
         return self._run("write_pages", copy)
@@ -206,6 +207,10 @@ class ToyEngine:
         call = asyncio.ensure_future(in_order())
         call.add_done_callback(lambda done: done.cancelled() or done.exception())
         return result(call)
+
+    def _holders(self, page: int) -> list[str]:
+        """The turns that have `page`."""
+        return [name for name, held in self._turns.items() if page in held.pages]
 
     def _held(self, turn: str) -> _Held:
         try:

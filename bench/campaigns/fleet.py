@@ -1,7 +1,7 @@
 """Faults in a fleet of real processes, many times each: peers and Redis fail while caches travel.
 
 What happens in a round, and what must hold, is in tests/fleet/breakage.py; the full tier of the tests runs three of
-each fault.
+each fault. Here they take turns, so that each finds what the others left behind; figures are kept after every lap.
 
     python bench/campaigns/fleet.py [--rounds 20] [--faults killed,cut] [--publish]
 """
@@ -11,7 +11,7 @@ import asyncio
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -22,19 +22,21 @@ from tests.fleet.breakage import Breakage, Round
 from tests.fleet.faults import FAULTS
 
 
-async def measure(faults: Sequence[str], rounds: int, folder: Path) -> list[Row]:
-    """A row for each fault."""
+async def measure(faults: Sequence[str], rounds: int, folder: Path, keep: Callable[[list[Row]], object]) -> list[Row]:
+    """A row for each fault, also handed to `keep` after each lap."""
     folders = [folder / name for name in ("alone", "fleet")]
     for each in folders:
         each.mkdir()
-    rows = []
+    found: dict[str, list[Round]] = {fault: [] for fault in faults}
+    rows: list[Row] = []
     async with Alone(folders[0]) as alone, Breakage(folders[1], alone.replies) as rig:
-        for fault in faults:
-            found = [await rig.run(fault, number) for number in range(rounds)]
-            for problem in (f"{r.fault}, round {r.number}: {text}" for r in found for text in r.problems):
-                print(problem, flush=True)
-            rows.append(summarise(fault, found))
-            print(rows[-1], flush=True)
+        for number in range(rounds):
+            for fault in faults:
+                found[fault].append(await rig.run(fault, number))
+                for problem in found[fault][-1].problems:
+                    print(f"{fault}, round {number}: {problem}", flush=True)
+            rows = [summarise(fault, found[fault]) for fault in faults]
+            keep(rows)
     return rows
 
 
@@ -64,9 +66,10 @@ def main() -> None:
     if unknown := set(faults) - set(FAULTS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory(prefix="dsuf-campaign-") as folder:
-        rows = asyncio.run(measure(faults, args.rounds, Path(folder)))
-    if args.publish:
-        publish("fleet", rows)
+        keep = (
+            (lambda rows: publish("fleet", rows)) if args.publish else (lambda rows: print(*rows, sep="\n", flush=True))
+        )
+        rows = asyncio.run(measure(faults, args.rounds, Path(folder), keep))
     sys.exit(any(row["bad"] for row in rows))
 
 

@@ -4,10 +4,13 @@ The modes are those of the reference: `window`, `full`, `reindex`, `reuse`. A ro
 physical entry rows, which the layers that reuse it read as it is.
 """
 
-from dsuf.checkpoint.config import ModelConfig
+from dsuf.checkpoint.config import QUANTISED, ModelConfig
 from dsuf.cuda.arena import Arena, Array
 from dsuf.cuda.caches import Caches
 from dsuf.cuda.launches import BRANCH, Pass
+
+LATENTS = "wq_a_kv"
+"""The region of the matrices that make query latents and window keys, one behind the other."""
 
 WINDOW_ANGLES, COMPRESSED_ANGLES, GROUP_ANGLES = range(3)
 """Kinds of angles: of rows in window layers, of rows in compressed layers, of the groups that become entries there."""
@@ -41,9 +44,9 @@ class Projections:
         `places` names their rows of the store, row to row without.
         """
         work, c = todo.work, self.config
-        self._project_key(todo.beside(BRANCH), "input")
-        self._project_fp8(todo, "dim", "wq_a", "input", work["latent"], c.q_lora_rank)
-        todo.join(BRANCH)
+        self._project_fp8(
+            todo, "dim", LATENTS, "input", work["latent"], c.q_lora_rank, second=work["key"], second_n=c.head_dim
+        )
         todo.launch(
             "norm_latents", latent=work["latent"], weight=self.arena[f"{self.prefix}.q_norm.weight"],
             query=work["query"], **work.quantised("query"), key=work["key"],
@@ -58,7 +61,12 @@ class Projections:
 
     def keys(self, todo: Pass, source: str, store: Array, places: Array, row_bytes: int) -> None:
         """Quantised `source` to window rows in the rows of `store` that `places` names."""
-        self._project_key(todo, source)
+        first = self.config.q_lora_rank
+        todo.launch(
+            "project_fp8_dim", **todo.work.quantised(source), second=None, second_n=0, out=todo.work["key"],
+            weight=self.arena[f"{self.prefix}.{LATENTS}.weight"].rows(first),
+            weight_scale=self.arena[f"{self.prefix}.{LATENTS}.scale"].rows(first // QUANTISED), n=self.config.head_dim,
+        )  # fmt: skip
         todo.launch(
             "store_window", x=todo.work["key"], weight=self.arena[f"{self.prefix}.kv_norm.weight"], normed=None,
             turned=None, **self._stored(todo, store, places, row_bytes),
@@ -69,9 +77,8 @@ class Projections:
         work, c = todo.work, self.config
         todo.launch(
             "project_groups", x=work["attended"], weight=self.arena[f"{self.prefix}.wo_a.weight"],
-            weight_scale=self.arena[f"{self.prefix}.wo_a.scale"], out=work["low"],
+            weight_scale=self.arena[f"{self.prefix}.wo_a.scale"], out=None, **work.quantised("low"),
         )  # fmt: skip
-        todo.quantize("low", c.o_groups * c.o_lora_rank)
         self._project_fp8(todo, "o", "wo_b", "low", work["branch"], c.dim)
 
     def _stored(self, todo: Pass, store: Array, places: Array | None, row_bytes: int) -> dict[str, Array | int | None]:
@@ -79,14 +86,14 @@ class Projections:
         packed = store.viewed("u8", store.bytes)
         return {"packed": packed, "place": places, "angles": angles_of(todo, self.kind), "row_bytes": row_bytes}
 
-    def _project_key(self, todo: Pass, source: str) -> None:
-        self._project_fp8(todo, "dim", "wkv", source, todo.work["key"], self.config.head_dim)
-
-    def _project_fp8(self, todo: Pass, width: str, matrix: str, source: str, out: Array, n: int) -> None:
+    def _project_fp8(
+        self, todo: Pass, width: str, matrix: str, source: str, out: Array, n: int, *, second: Array | None = None,
+        second_n: int = 0,
+    ) -> None:  # fmt: skip
         name = f"{self.prefix}.{matrix}"
         todo.launch(
             f"project_fp8_{width}", **todo.work.quantised(source), weight=self.arena[f"{name}.weight"],
-            weight_scale=self.arena[f"{name}.scale"], out=out, n=n,
+            weight_scale=self.arena[f"{name}.scale"], out=out, n=n, second=second, second_n=second_n,
         )  # fmt: skip
 
 
@@ -168,13 +175,13 @@ class Attention:
         work, c, name = todo.work, self.config, f"{self.prefix}.compressor"
         single = self.ratio == 1
         todo.launch(
-            "project_bf16_dim", x=work["input"], weight=self.arena[f"{name}.wkv.weight"],
+            "project_bf16_few", x=work["input"], weight=self.arena[f"{name}.wkv.weight"],
             out=None if single else work["kv"], rounded=work["pooled"] if single else None, n=c.head_dim,
         )  # fmt: skip
         if single:
             return
         todo.launch(
-            "project_bf16_dim", x=work["input"], weight=self.arena[f"{name}.wgate.weight"], out=work["gate"],
+            "project_bf16_few", x=work["input"], weight=self.arena[f"{name}.wgate.weight"], out=work["gate"],
             rounded=None, n=c.head_dim,
         )  # fmt: skip
         todo.launch(
@@ -186,7 +193,7 @@ class Attention:
         """Queue what the index takes from `input` itself: head weights, and in a full layer entries and their keys."""
         work, c, name = todo.work, self.config, f"{self.prefix}.indexer"
         todo.launch(
-            "project_bf16_dim", x=work["input"], weight=self.arena[f"{name}.weights_proj.weight"], out=None,
+            "project_bf16_few", x=work["input"], weight=self.arena[f"{name}.weights_proj.weight"], out=None,
             rounded=work["index_weights"], n=c.index_n_heads,
         )  # fmt: skip
         if self.mode == "full":
@@ -198,7 +205,7 @@ class Attention:
         todo.launch(
             "project_fp8_q_lora", **work.quantised("query"), weight=self.arena[f"{name}.wq_b.weight"],
             weight_scale=self.arena[f"{name}.wq_b.scale"], out=work["index_q"],
-            n=c.index_n_heads * c.index_head_dim,
+            n=c.index_n_heads * c.index_head_dim, second=None, second_n=0,
         )  # fmt: skip
 
     def _select(self, todo: Pass) -> None:

@@ -53,7 +53,7 @@ class TransformerBlock:
         work = todo.work
         todo.launch(
             "collapse_norm", streams=work["streams"], pre=work[pre], weight=self.norm(norm), y=work["input"],
-            **work.quantised("input"),
+            **work.quantised("input"), meaning=work["input.meaning"],
         )  # fmt: skip
 
     def _mix(self, todo: Pass, site: str) -> None:
@@ -77,5 +77,5 @@ class TransformerBlock:
             return
         todo.launch(
             "expand_collapse", **values, pre=work[f"{site}.pre"], weight=norm, y=work["input"],
-            **work.quantised("input"),
+            **work.quantised("input"), meaning=work["input.meaning"],
         )  # fmt: skip

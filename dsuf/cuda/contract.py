@@ -132,7 +132,7 @@ MIX_STREAMS = Params(
 )  # fmt: skip
 COLLAPSE_NORM = Params(
     "CollapseNorm", streams="*bf16 rows streams dim", pre="*f32 rows streams", weight="*bf16 dim", y="*bf16 rows dim",
-    codes="*u8? rows dim", scales="*u8? rows dim/32", **_LIVE, rows="i32",
+    codes="*u8? rows dim", scales="*u8? rows dim/32", meaning="*bf16? rows dim", **_LIVE, rows="i32",
 )  # fmt: skip
 EXPAND_STREAMS = Params(
     "ExpandStreams", branch="*bf16 rows dim", streams="*bf16 rows streams dim", post="*f32 rows streams",
@@ -141,7 +141,8 @@ EXPAND_STREAMS = Params(
 EXPAND_COLLAPSE = Params(
     "ExpandCollapse", branch="*bf16 rows dim", streams="*bf16 rows streams dim", post="*f32 rows streams",
     comb="*f32 rows streams streams", out="*bf16 rows streams dim", pre="*f32 rows streams", weight="*bf16 dim",
-    y="*bf16 rows dim", codes="*u8? rows dim", scales="*u8? rows dim/32", **_LIVE, rows="i32",
+    y="*bf16 rows dim", codes="*u8? rows dim", scales="*u8? rows dim/32", meaning="*bf16? rows dim", **_LIVE,
+    rows="i32",
 )  # fmt: skip
 PLACE_ANGLES = Params(
     "PlaceAngles", positions="*i64 rows", group_positions="*i64 rows", window="*f32 rope_dim/2",
@@ -158,8 +159,9 @@ NORM_LATENTS = Params(
     row_bytes="i64", rows="i32",
 )  # fmt: skip
 PROJECT_FP8 = Params(
-    "ProjectFp8", codes="*u8 rows k", scales="*u8 rows k/32", weight="*u8 n k", weight_scale="*u8 n/32 k/32",
-    out="*bf16 rows n", **_LIVE, rows="i32", n="i32",
+    "ProjectFp8", codes="*u8 rows k", scales="*u8 rows k/32", weight="*u8 n+second_n k",
+    weight_scale="*u8 n+second_n/32 k/32", out="*bf16 rows n", second="*bf16? rows second_n", **_LIVE, rows="i32",
+    n="i32", second_n="i32",
 )  # fmt: skip
 PROJECT_BF16 = Params(
     "ProjectBf16", x="*bf16 rows k", weight="*bf16 n k", out="*f32? rows n", rounded="*bf16? rows n", **_LIVE,
@@ -167,7 +169,7 @@ PROJECT_BF16 = Params(
 )  # fmt: skip
 PROJECT_GROUPS = Params(
     "ProjectGroups", x="*bf16 rows heads head_dim", weight="*u8 o_width k", weight_scale="*u8 o_width/32 k/32",
-    out="*bf16 rows o_width", **_LIVE, rows="i32",
+    out="*bf16? rows o_width", codes="*u8 rows o_width", scales="*u8 rows o_width/32", **_LIVE, rows="i32",
 )  # fmt: skip
 ROUTE_EXPERTS = Params(
     "RouteExperts", logits="*f32 rows experts", bias="*f32 experts", chosen="*i32 rows picks",
@@ -180,19 +182,20 @@ GROUP_EXPERTS = Params(
 )  # fmt: skip
 _GROUPED = {"used": "*i32 1", "expert": "*i32 slots", "first": "*i32 slots+1", "order": "*i32 1"}
 EXPERTS_UP = Params(
-    "ExpertsUp", codes="*u8 dim", scales="*u8 dim/32", w1="*u8 inter dim/2", w1_scale="*u8 inter dim/32",
-    w3="*u8 inter dim/2", w3_scale="*u8 inter dim/32", weights="*f32 picks", **_GROUPED, inner="*bf16 picks inter",
-    slots="i32", picks="i32",
+    "ExpertsUp", x="*bf16 dim", w1="*u8 inter dim/2", w1_scale="*u8 inter dim/32", w3="*u8 inter dim/2",
+    w3_scale="*u8 inter dim/32", weights="*f32 picks", **_GROUPED, inner="*bf16 picks inter", shared="*u8 2 inter dim",
+    shared_scale="*u8 2 inter/32 dim/32", shared_inner="*bf16 rows inter", **_LIVE, rows="i32", slots="i32",
+    picks="i32",
 )  # fmt: skip
 EXPERTS_DOWN = Params(
-    "ExpertsDown", codes="*u8 inter", scales="*u8 inter/32", w2="*u8 dim inter/2", w2_scale="*u8 dim inter/32",
-    **_GROUPED, out="*bf16 dim", slots="i32",
+    "ExpertsDown", inner="*bf16 inter", w2="*u8 dim inter/2", w2_scale="*u8 dim inter/32", **_GROUPED, out="*bf16 dim",
+    shared="*u8 dim inter", shared_scale="*u8 dim/32 inter/32", shared_inner="*bf16 rows inter",
+    shared_out="*bf16 rows dim", **_LIVE, rows="i32", slots="i32",
 )  # fmt: skip
 COMBINE_EXPERTS = Params(
     "CombineExperts", routed="*bf16 rows picks dim", shared="*bf16 rows dim", out="*bf16 rows dim", **_LIVE, rows="i32",
     picks="i32",
 )  # fmt: skip
-SWIGLU = Params("Swiglu", hidden="*bf16 rows 2 inter", inner="*bf16 rows inter", **_LIVE, rows="i32")
 ATTEND_SPARSE = Params(
     "AttendSparse", q="*bf16 rows heads head_dim", window="*u8", fresh="*u8?", entries="*u8?",
     slots="*i32 rows window_slots", selected="*i32? rows entry_slots", sink="*f32 heads",

@@ -60,6 +60,7 @@ class Draft:
         todo.launch(
             "project_fp8_taps", **work.quantised("taps"), weight=self.arena["mtp.0.main_proj.weight"],
             weight_scale=self.arena["mtp.0.main_proj.scale"], out=work["context.projected"], n=c.dim,
+            second=None, second_n=0,
         )  # fmt: skip
         todo.launch(
             "norm_dim", x=work["context.projected"], weight=self.arena["mtp.0.main_norm.weight"], y=work["context"],

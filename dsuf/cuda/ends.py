@@ -9,7 +9,7 @@ def project_logits(todo: Pass, arena: Arena, norm: Array, vocabulary: int) -> No
     work = todo.work
     todo.launch(
         "collapse_norm", streams=work["streams"], pre=work["ffn.pre"], weight=norm, y=work["final"], codes=None,
-        scales=None,
+        scales=None, meaning=None,
     )  # fmt: skip
     todo.launch(
         "project_bf16_dim", x=work["final"], weight=arena["head.weight"], out=work["logits"], rounded=None,

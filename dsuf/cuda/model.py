@@ -34,6 +34,7 @@ class Engram:
         todo.launch(
             "project_fp8_engram", **work.quantised("engram"), weight=arena[f"{prefix}.wkv.weight"],
             weight_scale=arena[f"{prefix}.wkv.scale"], out=work["engram.projected"], n=(c.hc_mult + 1) * c.dim,
+            second=None, second_n=0,
         )  # fmt: skip
         todo.launch(
             "gate_engram", streams=work["streams"], projected=work["engram.projected"],

@@ -2,7 +2,7 @@
 
 from dsuf.checkpoint.config import ModelConfig
 from dsuf.cuda.arena import Arena, Array
-from dsuf.cuda.launches import BRANCH, Pass
+from dsuf.cuda.launches import Pass
 
 _FORMS = (("", "weight"), ("_scale", "scale"))
 
@@ -19,10 +19,8 @@ class Moe:
 
     def run(self, todo: Pass) -> None:
         """Queue the branch of `input` into `branch`."""
-        self._run_shared(todo.beside(BRANCH))
         self._route(todo)
-        self._run_routed(todo)
-        todo.join(BRANCH)
+        self._run_experts(todo)
         work = todo.work
         todo.launch(
             "combine_experts", routed=work["routed"], shared=work["shared"], out=work["branch"], picks=self.picks
@@ -31,7 +29,7 @@ class Moe:
     def _route(self, todo: Pass) -> None:
         work, gate = todo.work, f"{self.prefix}.gate"
         todo.launch(
-            "project_bf16_dim", x=work["input"], weight=self.arena[f"{gate}.weight"], out=work["router"],
+            "project_bf16_few", x=work["input"], weight=self.arena[f"{gate}.weight"], out=work["router"],
             rounded=None, n=self.experts,
         )  # fmt: skip
         chosen = {"chosen": work["chosen"], "weights": work["chosen_weights"]}
@@ -52,32 +50,22 @@ class Moe:
             "group_experts", chosen=work["chosen"], **grouped, rows=todo.rows, picks=self.picks, experts=self.experts
         )
 
-    def _run_routed(self, todo: Pass) -> None:
-        work, pairs = todo.work, todo.rows * self.picks
+    def _run_experts(self, todo: Pass) -> None:
+        """Queue both halves of all experts: pairs to `routed`, the shared one's rows to `shared`."""
+        work, shared = todo.work, f"{self.prefix}.shared_experts"
         grouped: dict[str, Array | int] = {name: work[name] for name in GROUPED}
-        grouped["slots"] = min(self.experts, pairs)
+        grouped["slots"] = min(self.experts, todo.rows * self.picks)
         up = {f"{matrix}{ending}": self._expert(matrix, kind) for matrix in ("w1", "w3") for ending, kind in _FORMS}
-        todo.launch_plain(
-            "experts_up", **work.quantised("input"), **up, weights=work["chosen_weights"], **grouped,
-            inner=work["inner"], picks=self.picks,
+        todo.launch(
+            "experts_up", x=work["input.meaning"], **up, weights=work["chosen_weights"], **grouped,
+            inner=work["inner"], picks=self.picks, shared=self.arena[f"{shared}.w13.weight"],
+            shared_scale=self.arena[f"{shared}.w13.scale"], shared_inner=work["shared.inner"],
         )  # fmt: skip
-        todo.quantize("inner", self.inter, rows=pairs, live=self.arena["all"])
-        todo.launch_plain(
-            "experts_down", **work.quantised("inner"), w2=self._expert("w2", "weight"),
+        todo.launch(
+            "experts_down", inner=work["inner"], w2=self._expert("w2", "weight"),
             w2_scale=self._expert("w2", "scale"), **grouped, out=work["routed"],
-        )  # fmt: skip
-
-    def _run_shared(self, todo: Pass) -> None:
-        work, name = todo.work, f"{self.prefix}.shared_experts"
-        todo.launch(
-            "project_fp8_dim", **work.quantised("input"), weight=self.arena[f"{name}.w13.weight"],
-            weight_scale=self.arena[f"{name}.w13.scale"], out=work["shared.hidden"], n=2 * self.inter,
-        )  # fmt: skip
-        todo.launch("swiglu_rows", hidden=work["shared.hidden"], inner=work["shared.inner"])
-        todo.quantize("shared.inner", self.inter)
-        todo.launch(
-            "project_fp8_inter", **work.quantised("shared.inner"), weight=self.arena[f"{name}.w2.weight"],
-            weight_scale=self.arena[f"{name}.w2.scale"], out=work["shared"], n=self.dim,
+            shared=self.arena[f"{shared}.w2.weight"], shared_scale=self.arena[f"{shared}.w2.scale"],
+            shared_inner=work["shared.inner"], shared_out=work["shared"],
         )  # fmt: skip
 
     def _expert(self, matrix: str, kind: str) -> Array:

@@ -38,6 +38,11 @@ def _tiles(n: Names) -> tuple[int, int]:
     return _blocks(n["n"], 16), _blocks(n["rows"], 8)
 
 
+def _wide_tiles(n: Names) -> tuple[int, int]:
+    """Sixteen outputs by four times eight rows."""
+    return _blocks(n["n"] + n["second_n"], 16), _blocks(n["rows"], 32)
+
+
 def _each_row(n: Names) -> tuple[int, int]:
     return n["rows"], 1
 
@@ -81,22 +86,25 @@ def _latents() -> list[Kernel]:
 
 def _projections() -> list[Kernel]:
     fp8 = {
-        "dim": ("dim", 16), "q_lora": ("q_lora", 4), "o": ("o_width", 8), "inter": ("inter", 8),
+        "dim": ("dim", 16), "q_lora": ("q_lora", 4), "o": ("o_width", 8),
         "engram": ("engram_width", 8), "taps": ("tap_width", 8),
     }  # fmt: skip
-    bf16 = {"dim": ("dim", 8), "head_dim": ("head_dim", 8), "few": ("dim", 32)}
     return [
         *(
-            Kernel(f"project_fp8_{name}", "project_fp8", contract.PROJECT_FP8, 32 * warps, _tiles, {"k": width})
+            Kernel(f"project_fp8_{name}", "project_fp8", contract.PROJECT_FP8, 32 * warps, _wide_tiles, {"k": width})
             for name, (width, warps) in fp8.items()
         ),
         *(
-            Kernel(f"project_bf16_{name}", "project_bf16", contract.PROJECT_BF16, 32 * warps, _tiles, {"k": width})
-            for name, (width, warps) in bf16.items()
+            Kernel(f"project_bf16_{name}", "project_bf16", contract.PROJECT_BF16, 256, _tiles, {"k": name})
+            for name in ("dim", "head_dim")
+        ),
+        Kernel(
+            "project_bf16_few", "project_bf16", contract.PROJECT_BF16, 128,
+            lambda n: (8 * _blocks(n["n"], 16), _blocks(n["rows"], 8)), {"k": "dim"},
         ),
         Kernel(
             "project_groups", "project_groups", contract.PROJECT_GROUPS, 256,
-            lambda n: (n["o_width"] // 16, _blocks(n["rows"], 8)), {"k": "group_width"},
+            lambda n: (4 * n["o_width"] // 32, _blocks(n["rows"], 32)), {"k": "group_width"},
         ),
     ]  # fmt: skip
 
@@ -116,24 +124,28 @@ def _streams() -> list[Kernel]:
     ]  # fmt: skip
 
 
-def expert_tiles(width: int) -> int:
-    """Tiles of a block of the expert kernels: eight, less by the warps that share a contraction of this width."""
-    return 1 if width >= 2048 else 2 if width >= 1024 else 4 if width >= 512 else 8
+def expert_split(width: int) -> int:
+    """Of a block's eight warps in the expert kernels, how many share a contraction of this width."""
+    return 8 if width > 2560 else 4 if width > 1280 else 2 if width > 640 else 1
+
+
+def _up_grid(n: Names) -> tuple[int, int]:
+    """Eight outputs a tile; 32 rows of the shared expert, then an expert each."""
+    return _blocks(n["inter"], 8 * 8 // expert_split(n["dim"])), _blocks(n["rows"], 32) + n["slots"]
+
+
+def _down_grid(n: Names) -> tuple[int, int]:
+    """Sixteen outputs a tile; four tiles a warp that shares with none."""
+    split = expert_split(n["inter"])
+    return _blocks(n["dim"], 16 * (32 if split == 1 else 8 // split)), _blocks(n["rows"], 32) + n["slots"]
 
 
 def _experts() -> list[Kernel]:
     return [
         Kernel("route_experts", "route_experts", contract.ROUTE_EXPERTS, 512, _each_row),
         Kernel("group_experts", "group_experts", contract.GROUP_EXPERTS, 512, _once),
-        Kernel(
-            "experts_up", "experts_up", contract.EXPERTS_UP, 256,
-            lambda n: (_blocks(n["inter"], 16 * expert_tiles(n["dim"])), n["slots"]),
-        ),
-        Kernel(
-            "experts_down", "experts_down", contract.EXPERTS_DOWN, 256,
-            lambda n: (_blocks(n["dim"], 16 * expert_tiles(n["inter"])), n["slots"]),
-        ),
-        Kernel("swiglu_rows", "swiglu", contract.SWIGLU, 256, lambda n: (_blocks(n["inter"], 256), n["rows"])),
+        Kernel("experts_up", "experts_up", contract.EXPERTS_UP, 256, _up_grid),
+        Kernel("experts_down", "experts_down", contract.EXPERTS_DOWN, 256, _down_grid),
         Kernel(
             "combine_experts", "combine_experts", contract.COMBINE_EXPERTS, 256,
             lambda n: (_blocks(n["dim"], 256), n["rows"]),

@@ -1,8 +1,9 @@
 """From released tensors to device memory: where each one goes, and the copies that bring it there.
 
 Nothing is converted: the kernels read the released formats. Matrices that one launch multiplies lie behind each other
-(the shared expert's w1 and w3), and the routed experts of a layer lie in one array a matrix. So a tensor is a run of
-bytes inside a region, and loading is some threads that copy runs out of the page cache through pinned memory.
+(the shared expert's w1 and w3, an attention's wq_a and wkv), and the routed experts of a layer lie in one array a
+matrix. So a tensor is a run of bytes inside a region, and loading is some threads that copy runs out of the page cache
+through pinned memory.
 """
 
 import os
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsuf.checkpoint.config import ModelConfig
+from dsuf.checkpoint.config import QUANTISED, ModelConfig
 from dsuf.checkpoint.inventory import TensorSpec, expected_tensors
 from dsuf.cuda.arena import Arena, Array, Region, view_host
 from dsuf.cuda.driver import api as driver
@@ -30,6 +31,7 @@ STAGING_BYTES = 16 << 20
 _KINDS = {"BF16": "bf16", "F32": "f32", "F8_E4M3": "u8", "F8_E8M0": "u8", "I8": "u8"}
 _EXPERT = re.compile(r"(.+\.ffn\.experts)\.(\d+)\.(w[123]\.\w+)")
 _SHARED = re.compile(r"(.+\.ffn\.shared_experts)\.w([13])\.(\w+)")
+_LATENTS = re.compile(r"(.+\.attn)\.(wq_a|wkv)\.(weight|scale)")
 # What the text path never reads.
 _UNREAD = re.compile(r"vision\.|aligner\.|image_(start|end|newline)|.+\.gate\.bias_vl")
 
@@ -52,9 +54,9 @@ def plan_weights(config: ModelConfig, *, draft: bool, engram_on_host: bool) -> t
     for spec in expected_tensors(config):
         if _UNREAD.match(spec.name) or (spec.part == "draft" and not draft):
             continue
-        region, index, count = _place(spec, config)
-        shapes.setdefault(region, (spec, (count, *spec.shape) if count else spec.shape))
-        placements.append(Placement(spec.name, region, index * spec.bytes))
+        region, offset_bytes, shape = _place(spec, config)
+        shapes.setdefault(region, (spec, shape))
+        placements.append(Placement(spec.name, region, offset_bytes))
     regions = [
         Region(name, _KINDS[spec.dtype], shape, _part(spec), pinned=engram_on_host and spec.part == "engram tables")
         for name, (spec, shape) in shapes.items()
@@ -66,14 +68,19 @@ def _part(spec: TensorSpec) -> str:
     return "Engram tables" if spec.part == "engram tables" else "weights"
 
 
-def _place(spec: TensorSpec, config: ModelConfig) -> tuple[str, int, int]:
-    """The region of a tensor, its number among the tensors there, and their count (0: it is alone)."""
+def _place(spec: TensorSpec, config: ModelConfig) -> tuple[str, int, tuple[int, ...]]:
+    """The region of a tensor, where it begins there in bytes, and the region's shape."""
     if found := _EXPERT.fullmatch(spec.name):
         count = config.dspark_n_routed_experts if spec.name.startswith("mtp.") else config.n_routed_experts
-        return f"{found[1]}.{found[3]}", int(found[2]), count
+        return f"{found[1]}.{found[3]}", int(found[2]) * spec.bytes, (count, *spec.shape)
     if found := _SHARED.fullmatch(spec.name):
-        return f"{found[1]}.w13.{found[3]}", "13".index(found[2]), 2
-    return spec.name, 0, 0
+        return f"{found[1]}.w13.{found[3]}", "13".index(found[2]) * spec.bytes, (2, *spec.shape)
+    if found := _LATENTS.fullmatch(spec.name):
+        each = QUANTISED if found[3] == "scale" else 1
+        before, columns = config.q_lora_rank // each, spec.shape[1]
+        rows = before + config.head_dim // each
+        return f"{found[1]}.wq_a_kv.{found[3]}", before * columns if found[2] == "wkv" else 0, (rows, columns)
+    return spec.name, 0, spec.shape
 
 
 class Loader:

@@ -1,6 +1,7 @@
 """Waiting for calls that cannot be taken back."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -21,12 +22,14 @@ async def work(size_bytes: int, function: Callable[P, T], *arguments: P.args, **
 
 
 async def see_through(call: Awaitable[T]) -> T:
-    """What `call` gives, which cannot be broken off: who is cancelled meanwhile ends when it has ended."""
+    """What `call` gives, which cannot be broken off: whoever is cancelled meanwhile ends when it has ended."""
     task = asyncio.ensure_future(call)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({task})
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
         raise
 
 

@@ -1,6 +1,7 @@
 """What a node that leaves gives away: its hot sessions, each to a peer that fetches it as long as this node answers."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -47,8 +48,12 @@ class Departure:
         self._given: dict[str, int] = {}
 
     async def run(self, seconds: float) -> int:
-        """How many sessions other nodes keep now that only this one kept, after at most `seconds`."""
+        """How many sessions other nodes keep now that only this one kept, after at most `seconds`. What the last turns
+        leave behind counts too, though it is still being copied."""
         ends_s = time.monotonic() + seconds
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._sessions.settle()
         points = iter(find_leaves(self._sessions.arena)[:MOST_SESSIONS])
         moved = await asyncio.gather(*(self._move_some(points, ends_s) for _ in range(AT_A_TIME)))
         return sum(moved)

@@ -109,7 +109,8 @@ class LocalGiver:
         trace = None
         while (order := self._orders.get(turn.id)) is None or order.left or order.compute != compute:
             if order is not None:
-                self._quit(order)
+                if not order.left:
+                    self._quit(order)
                 await asyncio.wait({order.computing})
                 self._forget(order)
             elif trace is None:

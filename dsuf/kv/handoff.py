@@ -18,7 +18,7 @@ from dsuf.kv.trace import ID_BYTES, Trace, branch_trace, common_after
 from dsuf.types import Extent, Span, Turn
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Piece(msgspec.Struct, frozen=True, array_like=True):
     """A block of the giver's arena, and the generation in which it has what is offered."""
 
     block: int
@@ -89,6 +89,9 @@ def _continues(offer: Offer, trace: Trace, prompt: Trace) -> bool:
     """Whether the pages of `offer` are those of `trace`, and what stands before them is in `prompt` too."""
     start, stop = offer.extent.start, offer.extent.stop
     if stop > trace.length or offer.ids != trace.ids[start * ID_BYTES : stop * ID_BYTES]:
+        return False
+    # Pages depend on all that stands before them, and on pictures: the giver may have misheard what it was asked for.
+    if offer.extent.key != trace.chain[stop // trace.page_tokens]:
         return False
     if offer.point is None:
         return True

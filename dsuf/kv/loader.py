@@ -1,7 +1,7 @@
 """Copying in: what was chosen for a turn goes from the arena to the engine, verified on the way."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from dsuf.kv.blocks import SLICE
 from dsuf.kv.calls import finish_within, when_ended, work
 from dsuf.kv.claims import Lease
 from dsuf.kv.holding import Holding
+from dsuf.kv.pages import PagePool
 from dsuf.kv.point import CommitPoint, DamagedCache, HostPage, seal, seal_point
 from dsuf.kv.trace import ID_BYTES, Trace
 from dsuf.types import Engine, SessionState
@@ -25,35 +26,45 @@ class _Copy(NamedTuple):
 
 
 class Loader:
-    """Fills the pages of turns and lets them go on."""
+    """Fills the pages of turns and lets them go on. `on_room` runs when pages came free that were still written."""
 
-    def __init__(self, engine: Engine, arena: Arena) -> None:
-        self._engine, self._arena = engine, arena
+    def __init__(self, engine: Engine, arena: Arena, pool: PagePool, on_room: Callable[[], None]) -> None:
+        self._engine, self._arena, self._pool, self._on_room = engine, arena, pool, on_room
 
     async def load(self, holding: Holding, deadline_s: float) -> None:
         """Let the turn of `holding` take over what its choice says; its lease is returned.
 
         Raises `DamagedCache`, `CheckpointError` or what the engine raises, all of them with the turn as it was but for
-        rows in its own pages; or `TimeoutError`.
+        rows in its own pages; or `TimeoutError`. Pages that are still written then are held until that has ended.
         """
         lease, holding.lease = holding.lease, None
         copies = self._list_copies(holding, lease)
         writing: asyncio.Future[None] | None = None
+        pages: list[int] = []
         try:
             state = await self._read_state(holding, lease)
             for first in range(0, len(copies), SLICE):
                 part = copies[first : first + SLICE]
                 rows = [self._arena.blocks.view(copy.block) for copy in part]
                 await work(sum(map(len, rows)), _verify, part, rows)
-                writing = asyncio.ensure_future(self._engine.write_pages([copy.page for copy in part], rows))
+                pages = [copy.page for copy in part]
+                writing = asyncio.ensure_future(self._engine.write_pages(pages, rows))
                 await finish_within(writing, deadline_s)
         finally:
+            if writing is not None and not writing.done():
+                self._pool.retain(pages)
+                when_ended(writing, partial(self._release, pages))
             if lease is not None:
                 when_ended(writing, partial(self._arena.release, lease))
         resumed = self._engine.resume(holding.turn.id, holding.choice.length, state)
         start = await finish_within(resumed, deadline_s)
         if start != holding.choice.start:
             raise CheckpointError(f"resumed at {start} instead of {holding.choice.start}")
+
+    def _release(self, pages: Sequence[int]) -> None:
+        """Nobody writes `pages` any more whose turn may be gone."""
+        self._pool.release(pages)
+        self._on_room()
 
     def _list_copies(self, holding: Holding, lease: Lease | None) -> list[_Copy]:
         """The pages to fill, whose rows are not there, and what fills them."""

@@ -1,15 +1,19 @@
 """Getting the beginning of a prompt from peers before its turn queues: from who keeps it, or from who computes it."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
 from dsuf.kv.directory.contract import Directory, Member
-from dsuf.kv.pulls import Pull, Speed, pick_provider, plan_pulls
+from dsuf.kv.pulls import Pull, Speed, plan_pulls, rank_providers
 from dsuf.kv.sessions import Sessions
 from dsuf.kv.taker import Taker
 from dsuf.observe.log import log_event
 from dsuf.types import Turn
+
+MOST_PROVIDERS = 2
+"""Nodes that are asked to compute the same prompt, one after the other."""
 
 
 class Peers(Protocol):
@@ -36,6 +40,7 @@ class Puller:
     ) -> None:  # fmt: skip
         self._sessions, self._directory, self._peers = sessions, directory, peers
         self._token_s, self._delegates = token_s, delegates
+        self._given = Counter[str]()
 
     async def take(self, turn: Turn) -> int | None:
         """Have what peers keep of the prompt of `turn` come here, as far as that is worth it, then let a peer compute
@@ -86,10 +91,30 @@ class Puller:
             self._peers.learn(pull.member, layout.pages_for(tokens) * layout.page_bytes, seconds)
 
     async def _delegate(self, turn: Turn) -> int | None:
-        """Have a node that only computes prompts compute what is missing."""
-        provider = pick_provider(self._directory.members())
-        taker = None if provider is None else self._peers.taker(provider)
-        if provider is None or taker is None:
-            log_event("prompt computed here", level="debug", turn=turn.id, reason="no node for prompts")
-            return None
-        return await taker.take(turn, compute=True)
+        """Have a node that only computes prompts compute what is missing, and another one where that fails."""
+        starts, tries = [], 0
+        for provider in rank_providers(self._directory.members(), self._given):
+            taker = self._peers.taker(provider)
+            if taker is None or tries == MOST_PROVIDERS:
+                continue
+            tries += 1
+            starts.append(await self._order(turn, provider, taker))
+            if await self._misses_little(turn):
+                break
+        else:
+            log_event("prompt computed here", level="debug", turn=turn.id, tries=tries)
+        return min((start for start in starts if start is not None), default=None)
+
+    async def _order(self, turn: Turn, provider: Member, taker: Taker) -> int | None:
+        """Have `provider` compute the prompt of `turn`, and count that it does."""
+        self._given[provider.node] += 1
+        try:
+            return await taker.take(turn, compute=True)
+        finally:
+            self._given[provider.node] -= 1
+            self._given += Counter()  # without those that are zero
+
+    async def _misses_little(self, turn: Turn) -> bool:
+        """Whether no more than a page of the prompt has to be computed here."""
+        here = (await self._sessions.foresee(turn))[1]
+        return len(turn.prompt.ids) - here <= self._sessions.layout.page_tokens

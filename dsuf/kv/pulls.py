@@ -5,7 +5,7 @@ turn together take no longer than computing that would have taken. So sharing co
 goes wrong.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -69,7 +69,9 @@ def plan_pulls(
     return tuple(pull for _, pull in found[:MOST_TRIES])
 
 
-def pick_provider(members: Sequence[Member]) -> Member | None:
-    """The node that is to compute a prompt for this one: of those that do nothing else the one with least to do."""
+def rank_providers(members: Sequence[Member], given: Mapping[str, int]) -> list[Member]:
+    """The nodes that could compute a prompt for this one, of those that do nothing else, the one with least to do
+    first. `given` are the prompts that this node has with each now: more recent than what they told of themselves.
+    """
     able = [member for member in members if member.role == "prefill" and not member.draining]
-    return min(able, key=lambda member: (member.load, member.node), default=None)
+    return sorted(able, key=lambda member: (max(member.load, given.get(member.node, 0)), member.node))

@@ -46,7 +46,7 @@ class Sessions:
         self._metrics, self._deadline_s = metrics, deadline_s
         self._held: dict[str, Holding] = {}
         self._traced: tuple[Prompt, Trace] | None = None
-        self._loader = Loader(engine, arena)
+        self._loader = Loader(engine, arena, self.pool, lambda: self.on_room())
         self._keeper = Keeper(engine, arena, self.pool, metrics, deadline_s, lambda: self.on_room())
         self._aside = Aside(arena)
         self._sources = Sources(self.layout, arena, self.pool)

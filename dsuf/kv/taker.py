@@ -133,8 +133,11 @@ class Taker:
 
     async def _take_next(self, taking: _Taking) -> bool:
         """Take the next offer; False where none is to come."""
-        asked = self._giver.offer(taking.turn, taking.pages, taking.compute)
-        offer = await finish_within(asked, self._deadline_s)
+        asked = asyncio.ensure_future(self._giver.offer(taking.turn, taking.pages, taking.compute))
+        try:
+            offer = await finish_within(asked, self._deadline_s)
+        finally:
+            asked.cancel()  # or it might be asked after the giver was told that nothing more is wanted
         if offer is None:
             return False
         filling = None
@@ -208,6 +211,7 @@ class Taker:
             self._arena.withdraw(taking.kept)
         taking.lease, taking.kept, taking.complete = lease, kept, offer.point is not None
         taking.pages = offer.extent.stop // self._layout.page_tokens
+        log_event("part taken", level="debug", turn=taking.turn.id, stop=kept.head.length)
 
 
 def _head(offer: Offer) -> PointHead:

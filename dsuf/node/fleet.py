@@ -2,6 +2,8 @@
 alone."""
 
 import asyncio
+import errno
+import os
 import secrets
 import socket
 import ssl
@@ -10,7 +12,7 @@ from pathlib import Path
 from dsuf.config import Settings
 from dsuf.errors import CommandError
 from dsuf.kv.departure import Departure
-from dsuf.kv.directory.address import parse_address
+from dsuf.kv.directory.address import RedisAddress, parse_address
 from dsuf.kv.directory.contract import Member
 from dsuf.kv.directory.fleet import FleetDirectory
 from dsuf.kv.directory.redis_board import RedisBoard
@@ -77,10 +79,7 @@ class FleetNode:
         try:
             port = await self._server.listen(settings.control_host, settings.control_port)
         except OSError as error:
-            reason = (error.strerror or str(error)).partition(" (")[0]
-            raise CommandError(
-                f"cannot listen for peers on {settings.control_host} port {settings.control_port}: {reason}"
-            ) from error
+            raise _refuse_address(settings, error) from error
         host, _, given = settings.advertise.rpartition(":")
         self._address = (host, int(given)) if given else (settings.control_host, port)
         await self.directory.start()
@@ -183,13 +182,29 @@ async def open_fleet(settings: Settings, sessions: Sessions, metrics: Metrics) -
     return FleetNode(settings, sessions, metrics, None if adapter is None else RdmaFabric(adapter))
 
 
+def check_fleet(settings: Settings) -> None:
+    """Raise `CommandError` for what would keep a node out of its fleet, better before its weights are loaded."""
+    if not settings.redis_url:
+        return
+    read_credentials(settings)
+    read_address(settings)
+    family = socket.AF_INET6 if ":" in settings.control_host else socket.AF_INET
+    try:
+        socket.create_server((settings.control_host, settings.control_port), family=family).close()
+    except OSError as error:
+        raise _refuse_address(settings, error) from error
+
+
 def open_board(settings: Settings) -> RedisBoard:
     """The fleet's board in Redis; nothing is connected yet. Raises `CommandError`."""
+    return RedisBoard(read_address(settings))
+
+
+def read_address(settings: Settings) -> RedisAddress:
+    """Where Redis is, and how to log in; raises `CommandError`."""
     password = read_secret("redis_password_file", settings.redis_password_file)
-    return RedisBoard(
-        parse_address(
-            settings.redis_url, password=password, ca_file=settings.redis_ca_file, prefix=settings.redis_prefix
-        )
+    return parse_address(
+        settings.redis_url, password=password, ca_file=settings.redis_ca_file, prefix=settings.redis_prefix
     )
 
 
@@ -226,7 +241,19 @@ def read_secret(name: str, path: Path | None) -> str:
     try:
         text = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{name} = {str(path)!r}: cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise CommandError(f"{name} = {str(path)!r}: cannot be read: {reason}") from error
     if not text:
         raise CommandError(f"{name} = {str(path)!r}: is empty")
     return text
+
+
+def _refuse_address(settings: Settings, error: OSError) -> CommandError:
+    """Why peers cannot be let in there. The loops' own texts are about addresses that were named already."""
+    reason = error.strerror or str(error)
+    if error.errno is not None and error.errno in errno.errorcode:
+        reason = "the port is in use" if error.errno == errno.EADDRINUSE else os.strerror(error.errno)
+    return CommandError(
+        f"cannot listen for peers: control_host = {settings.control_host}, control_port = {settings.control_port}: "
+        f"{reason}"
+    )

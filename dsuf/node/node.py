@@ -24,7 +24,7 @@ from dsuf.kv.sessions import Sessions
 from dsuf.node.allocator import give_back_regularly, share_heap
 from dsuf.node.drain import Signals, drain
 from dsuf.node.engines import Model, find_directory, foresee_facts, load_engine, open_model, warm_up
-from dsuf.node.fleet import FleetNode, open_fleet
+from dsuf.node.fleet import FleetNode, check_fleet, open_fleet
 from dsuf.node.gate import Gate
 from dsuf.node.pulse import Pulse
 from dsuf.node.startup import Startup
@@ -50,6 +50,7 @@ def serve(settings: Settings) -> int:
     share_heap()
     limit_threads(settings.threads)
     with bind(settings.host, settings.port) as listener:
+        check_fleet(settings)
         startup = Startup()
         writer = start_logging(settings.log_level)
         sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -1,7 +1,7 @@
 // A sublayer's input: collapse the streams, norm, and the FP8 form of the result (collapse.cuh).
 //
 // Shapes: CollapseNorm, 16-byte aligned rows. A cluster of 8 blocks a row, an octet a thread at the released width.
-// Grid: (8, rows). Padding: zeros.
+// Grid: (8, rows). Padding: zeros; `meaning`, of which routed rows alone are read, stays as it is.
 // Bound: bytes, 2 * streams + 3 a channel; at decode sizes the launch.
 #include "collapse.cuh"
 #include "contract.h"
@@ -17,6 +17,7 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(128) coll
   uint16_t* y = p.y + row * DSUF_DIM;
   uint8_t* codes = p.codes ? p.codes + row * DSUF_DIM : nullptr;
   uint8_t* scales = p.codes ? p.scales + row * (DSUF_DIM / 32) : nullptr;
+  uint16_t* meaning = p.meaning ? p.meaning + row * DSUF_DIM : nullptr;
   if (row >= *p.live) return CollapsedShare::clear(y, codes, scales);
   cluster_start();
   float pre[DSUF_STREAMS];
@@ -32,5 +33,5 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(128) coll
       unpack_bf16x8(reinterpret_cast<const uint4*>(p.streams + (row * DSUF_STREAMS + s) * DSUF_DIM)[octet], h[s]);
     CollapsedShare::collapse(held.x[t], h, pre);
   }
-  held.finish(mail, y, codes, scales);
+  held.finish(mail, y, codes, scales, meaning);
 }

@@ -7,7 +7,8 @@
 //
 // Shapes: ExpandStreams, ExpandCollapse, 16-byte aligned rows; `out` may be `streams`, a thread reads all streams of
 // its eight channels before it writes. Grid: expand_streams (ceil(dim / 8 / 256), rows), 256 threads; expand_collapse
-// (8, rows), a cluster of 8 blocks a row, 128 threads. Padding: zeros.
+// (8, rows), a cluster of 8 blocks a row, 128 threads. Padding: zeros; `meaning`, of which routed rows alone are read,
+// stays as it is.
 // Bound: bytes, 4 * streams + 2 a channel (5 with the input); at decode sizes the launch.
 #include "collapse.cuh"
 #include "contract.h"
@@ -76,6 +77,7 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(128)
   uint16_t* y = p.y + row * DSUF_DIM;
   uint8_t* codes = p.codes ? p.codes + row * DSUF_DIM : nullptr;
   uint8_t* scales = p.codes ? p.scales + row * (DSUF_DIM / 32) : nullptr;
+  uint16_t* meaning = p.meaning ? p.meaning + row * DSUF_DIM : nullptr;
   const bool live = row < *p.live;
   if (live) cluster_start();
   float pre[kStreams];
@@ -94,7 +96,7 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(128)
     CollapsedShare::collapse(held.x[t], h, pre);
   }
   if (live)
-    held.finish(mail, y, codes, scales);
+    held.finish(mail, y, codes, scales, meaning);
   else
     CollapsedShare::clear(y, codes, scales);
 }

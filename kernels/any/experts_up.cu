@@ -1,48 +1,97 @@
-// The first half of the routed experts: both FP4 projections, SwiGLU, and the routing weight.
+// The first half of the experts: both projections, SwiGLU, and for routed ones the routing weight. Routed experts have
+// FP4 weights, the shared one has FP8 weights.
 //
 //   a = bf16(w1 x), b = bf16(w3 x);   inner = bf16(silu(min(a, limit)) * clamp(b, limit) * weight)
 //
-// Shapes: ExpertsUp; rows of codes 8-byte, of weights 4-byte aligned; inter a multiple of 16. The pairs of an expert
-// are taken eight at a time. FP4 weights are widened to E4M3 for the tensor cores. Warps that share a contraction take
-// runs of it in turn and are added in order: a pair's result depends on nothing but its row. A block has as many tiles
-// of sixteen outputs as warps are not needed to share one (kSplitOf). Grid: (ceil(inter / 16 / tiles), slots), slots >=
-// distinct experts. Padding is never routed.
-// Bound: bytes, 2 * inter * dim * 17 / 32 an expert in use.
+// Shapes: ExpertsUp; x are what the FP8 codes of the input mean, in the order of fragment.cuh; rows of weights 16-byte
+// aligned; inter a multiple of 32. A tile of sixteen rows of weights is eight outputs of both matrices. Pairs are taken
+// eight at a time, or sixteen where an expert has more. Warps that share a contraction take runs of it (kSplitOf) and are
+// added in order: a pair's result depends on nothing but its row. Grid: (ceil(inter / 8 / tiles), ceil(rows / 32) +
+// slots): 32 rows of the shared expert, then an expert each, slots >= distinct experts. Padding is never routed, and its
+// rows of the shared expert stay as they are. Bound: bytes, 2 * inter * dim * 17 / 32 an expert in use.
 #include "contract.h"
 #include "launch.cuh"
 #include "experts.cuh"
+#include "shared_expert.cuh"
 
-extern "C" __global__ void __launch_bounds__(256, 3) experts_up(const dsuf::ExpertsUp p) {
-  using namespace dsuf;
-  await_inputs();
-  static_assert(DSUF_INTER % 16 == 0, "a tile has sixteen outputs");
-  constexpr int kSplit = kSplitOf<DSUF_DIM>, kOutputs = 16 * (8 / kSplit), kGroups = DSUF_DIM / 32;
-  __shared__ TileSums<kSplit> gates, ups;
-  const int slot = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * kOutputs;
-  if (slot >= *p.used) return;
-  const int own = first + warp / kSplit * 16;
-  const bool inside = own < DSUF_INTER;
-  const int64_t output = int64_t(p.expert[slot]) * DSUF_INTER + (inside ? own : 0) + lane / 4;
-  const int64_t offset = output * (DSUF_DIM / 2) + lane % 4 * 4;
-  const uint8_t* const low[2] = {p.w1 + offset, p.w3 + offset};
-  const uint8_t* const scale[2] = {p.w1_scale + output * kGroups, p.w3_scale + output * kGroups};
-  for (int at = p.first[slot], stop = p.first[slot + 1]; at < stop; at += 8) {
-    const int mine = at + lane / 4, even = at + lane % 4 * 2;
-    PairTile tile = {};
-    if (mine < stop) tile.x = p.codes + int64_t(p.order[mine] / p.picks) * DSUF_DIM + lane % 4 * 8;
-    if (even < stop) tile.even_scale = p.scales + int64_t(p.order[even] / p.picks) * kGroups;
-    if (even + 1 < stop) tile.odd_scale = p.scales + int64_t(p.order[even + 1] / p.picks) * kGroups;
-    float total[2][4] = {};
-    if (inside) multiply_fp4<DSUF_DIM, kSplit, 2>(total, low, scale, tile, warp % kSplit);
+namespace dsuf {
+
+constexpr int kSplit = kSplitOf<DSUF_DIM>, kTilesOfBlock = 8 / kSplit, kOutputs = 8 * kTilesOfBlock;
+using Share = Fp4Share<DSUF_DIM, kSplit>;
+
+// Pairs `at` and on, up to 8 * kTiles of them.
+template <int kTiles>
+__device__ __forceinline__ void serve(const ExpertsUp& p, const Share& share, TileSums<kSplit>& sums, int at, int stop,
+                                      bool inside) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * kOutputs;
+  const uint4* x[kTiles];
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    const int mine = at + i * 8 + lane / 4;
+    x[i] = mine < stop ? reinterpret_cast<const uint4*>(p.x + int64_t(p.order[mine] / p.picks) * DSUF_DIM) + lane % 4
+                       : nullptr;
+  }
+  float total[kTiles][4] = {};
+  if (inside) share.template multiply<4, kTiles>(total, x, warp % kSplit);
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    const int from = at + i * 8;
+    if (from >= stop) break;
     __syncthreads();
-    gates.put(total[0]);
-    ups.put(total[1]);
+    sums.put(total[i]);
     __syncthreads();
-    for (int e = threadIdx.x; e < min(stop - at, 8) * kOutputs; e += 256) {
-      const int column = e % kOutputs, place = e / kOutputs, pair = p.order[at + place];
+    for (int e = threadIdx.x; e < min(stop - from, 8) * kOutputs; e += 256) {
+      const int column = e % kOutputs, place = e / kOutputs, pair = p.order[from + place];
       if (first + column >= DSUF_INTER) continue;
-      const float a = round_bf16(gates.sum(column, place)), b = round_bf16(ups.sum(column, place));
+      const float a = round_bf16(sums.sum(column / 8, column % 8, place));
+      const float b = round_bf16(sums.sum(column / 8, column % 8 + 8, place));
       p.inner[int64_t(pair) * DSUF_INTER + first + column] = bf16_bits(__fmul_rn(swiglu(a, b), p.weights[pair]));
     }
   }
+}
+
+// The shared expert on the 32 rows of the block.
+__device__ __forceinline__ void serve_shared(const ExpertsUp& p, TileSums<kSplit>& sums, int own) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * kOutputs;
+  const int low = (own < DSUF_INTER ? own : 0) + lane / 4, live = min(*p.live, p.rows);
+  const SharedShare<DSUF_DIM, kSplit> share = {p.shared + int64_t(low) * DSUF_DIM,
+                                               p.shared_scale + low / 32 * (DSUF_DIM / 32), DSUF_INTER * DSUF_DIM,
+                                               DSUF_INTER / 32 * (DSUF_DIM / 32)};
+  for (int row0 = blockIdx.y * 32; row0 < min(live, int(blockIdx.y + 1) * 32); row0 += 8) {
+    const int row = row0 + lane / 4;
+    float total[4] = {};
+    share.template multiply<4>(
+        total, row < live ? reinterpret_cast<const uint4*>(p.x + int64_t(row) * DSUF_DIM) : nullptr, warp % kSplit);
+    __syncthreads();
+    sums.put(total);
+    __syncthreads();
+    for (int e = threadIdx.x; e < min(live - row0, 8) * kOutputs; e += 256) {
+      const int column = e % kOutputs, place = e / kOutputs;
+      if (first + column >= DSUF_INTER) continue;
+      const float a = round_bf16(sums.sum(column / 8, column % 8, place));
+      const float b = round_bf16(sums.sum(column / 8, column % 8 + 8, place));
+      p.shared_inner[int64_t(row0 + place) * DSUF_INTER + first + column] = bf16_bits(swiglu(a, b));
+    }
+  }
+}
+
+}  // namespace dsuf
+
+extern "C" __global__ void __launch_bounds__(256, 2) experts_up(const dsuf::ExpertsUp p) {
+  using namespace dsuf;
+  await_inputs();
+  static_assert(DSUF_INTER % 32 == 0, "tiles are whole");
+  __shared__ TileSums<kSplit> sums;
+  const int ahead = (p.rows + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int own = (blockIdx.x * kTilesOfBlock + warp / kSplit) * 8, slot = int(blockIdx.y) - ahead;
+  if (slot < 0) return serve_shared(p, sums, own);
+  const bool inside = own < DSUF_INTER;
+  const int used = *p.used, expert = p.expert[slot], begin = p.first[slot], stop = p.first[slot + 1];
+  if (slot >= used) return;
+  const int64_t output = int64_t(expert) * DSUF_INTER + (inside ? own : 0) + lane / 4;
+  Share share;
+  share.load(p.w1 + output * (DSUF_DIM / 2), p.w3 + output * (DSUF_DIM / 2), p.w1_scale + output * (DSUF_DIM / 32),
+             p.w3_scale + output * (DSUF_DIM / 32), warp % kSplit);
+  if (stop - begin <= 8) return serve<1>(p, share, sums, begin, stop, inside);
+  for (int at = begin; at < stop; at += 16) serve<2>(p, share, sums, at, stop, inside);
 }

@@ -3,23 +3,30 @@
 //   out[r, n] = float32(sum_k w[n, k] * x[r, k]), and its BF16 rounding
 //
 // Shapes: ProjectBf16; an entry a contraction width: project_bf16_dim, project_bf16_head_dim, and for up to a thousand
-// outputs project_bf16_few, of width dim. Rows 16-byte aligned. Each of 8 warps (of 32 in project_bf16_few) sums every
-// eighth group of 32 on the tensor cores, then the warps are added in order: a row's result depends on nothing but its
-// input. Grid: (ceil(n / 16), ceil(rows / 8)). Padding: zeros.
+// outputs project_bf16_few, of width dim. Rows 16-byte aligned. Each of 8 warps sums every eighth group of 32 on the
+// tensor cores, then the warps are added in order. In project_bf16_few a cluster of eight blocks of four warps shares
+// the contraction (cluster_sum.cuh), and the weights are on their way before the input is there. A row's result depends
+// on nothing but its input. Grid: (ceil(n / 16), ceil(rows / 8)), of clusters in project_bf16_few. Padding: zeros.
 // Bound: the weights' bytes, 2 * n * k, read once for every eight rows.
+#include "cluster_sum.cuh"
 #include "contract.h"
 #include "launch.cuh"
+#include "load.cuh"
 #include "mma.cuh"
 #include "numeric.cuh"
 
 namespace dsuf {
 
-template <int kWidth, int kWarps>
+__device__ __forceinline__ void store(const ProjectBf16& p, int to, int output, float sum, int live) {
+  if (output >= p.n || to >= p.rows) return;
+  if (p.out) p.out[int64_t(to) * p.n + output] = to < live ? sum : 0.0f;
+  if (p.rounded) p.rounded[int64_t(to) * p.n + output] = to < live ? bf16_bits(sum) : 0;
+}
+
+template <int kWidth>
 __device__ void project(const ProjectBf16& p) {
   static_assert(kWidth % 32 == 0, "the contraction is whole groups of 32");
-  // Where a block has the multiprocessor to itself; else its neighbours' loads are under way anyway.
-  if (kWarps > 8 && threadIdx.x < 16 && blockIdx.x * 16 + threadIdx.x < p.n)
-    fetch_ahead(p.weight + int64_t(blockIdx.x * 16 + threadIdx.x) * kWidth, 2 * kWidth);
+  constexpr int kWarps = 8;
   await_inputs();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * 16, row0 = blockIdx.y * 8;
   const int live = min(*p.live, p.rows), row = row0 + lane / 4, part = lane % 4 * 8;
@@ -27,7 +34,7 @@ __device__ void project(const ProjectBf16& p) {
   const uint16_t* high = p.weight + int64_t(min(first + lane / 4 + 8, p.n - 1)) * kWidth + part;
   const uint16_t* x = p.x + int64_t(row) * kWidth + part;
   float total[4] = {};
-#pragma unroll (kWarps == 8 ? 4 : 5)
+#pragma unroll 4
   for (int g = warp; g < kWidth / 32; g += kWarps) {
     const uint4 a = *reinterpret_cast<const uint4*>(low + g * 32), b = *reinterpret_cast<const uint4*>(high + g * 32);
     const uint4 v = row < live ? *reinterpret_cast<const uint4*>(x + g * 32) : make_uint4(0, 0, 0, 0);
@@ -35,20 +42,62 @@ __device__ void project(const ProjectBf16& p) {
     mma_bf16(total, a.z, b.z, a.w, b.w, v.z, v.w);
   }
   const float sum = sum_tiles<kWarps>(total);
-  const int output = first + threadIdx.x / 8, to = row0 + threadIdx.x % 8;
-  if (threadIdx.x >= 128 || output >= p.n || to >= p.rows) return;
-  if (p.out) p.out[int64_t(to) * p.n + output] = to < live ? sum : 0.0f;
-  if (p.rounded) p.rounded[int64_t(to) * p.n + output] = to < live ? bf16_bits(sum) : 0;
+  if (threadIdx.x < 128) store(p, row0 + threadIdx.x % 8, first + threadIdx.x / 8, sum, live);
+}
+
+// The same by a cluster; a warp takes at most kAtOnce groups at a time.
+template <int kWidth>
+__device__ void project_few(const ProjectBf16& p) {
+  static_assert(kWidth % 32 == 0, "the contraction is whole groups of 32");
+  constexpr int kBlocks = 8, kWarps = 4, kGroups = kWidth / 32;
+  constexpr int kTurns = (kGroups + kBlocks * kWarps - 1) / (kBlocks * kWarps), kAtOnce = kTurns < 5 ? kTurns : 5;
+  __shared__ ClusterSum<kBlocks, 1, kWarps> sums;
+  cluster_start();
+  const int lane = threadIdx.x % 32, first = blockIdx.x / kBlocks * 16, row0 = blockIdx.y * 8, part = lane % 4 * 8;
+  const uint16_t* low = p.weight + int64_t(min(first + lane / 4, p.n - 1)) * kWidth + part;
+  const uint16_t* high = p.weight + int64_t(min(first + lane / 4 + 8, p.n - 1)) * kWidth + part;
+  const int share = cluster_rank() * kWarps + threadIdx.x / 32, row = row0 + lane / 4;
+  float total[4] = {};
+  int live = 0;
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; turn += kAtOnce) {
+    uint4 a[kAtOnce], b[kAtOnce], v[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int group = min((turn + i) * kBlocks * kWarps + share, kGroups - 1);
+      a[i] = load_once(low + group * 32);
+      b[i] = load_once(high + group * 32);
+    }
+    if (turn == 0) {
+      await_inputs();
+      live = min(*p.live, p.rows);
+    }
+    const uint16_t* x = p.x + int64_t(row) * kWidth + part;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int group = (turn + i) * kBlocks * kWarps + share;
+      v[i] = row < live && group < kGroups ? load_global(x + group * 32) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      mma_bf16(total, a[i].x, b[i].x, a[i].y, b[i].y, v[i].x, v[i].y);
+      mma_bf16(total, a[i].z, b[i].z, a[i].w, b[i].w, v[i].z, v[i].w);
+    }
+  }
+  cluster_started();
+  sums.add(total, 0);
+  if (threadIdx.x < 16) store(p, row0 + cluster_rank(), first + threadIdx.x, sums.sum(0, 0, threadIdx.x), live);
 }
 
 }  // namespace dsuf
 
 extern "C" __global__ void __launch_bounds__(256) project_bf16_dim(const dsuf::ProjectBf16 p) {
-  dsuf::project<DSUF_DIM, 8>(p);
+  dsuf::project<DSUF_DIM>(p);
 }
 extern "C" __global__ void __launch_bounds__(256) project_bf16_head_dim(const dsuf::ProjectBf16 p) {
-  dsuf::project<DSUF_HEAD_DIM, 8>(p);
+  dsuf::project<DSUF_HEAD_DIM>(p);
 }
-extern "C" __global__ void __launch_bounds__(1024) project_bf16_few(const dsuf::ProjectBf16 p) {
-  dsuf::project<DSUF_DIM, 32>(p);
+extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(128) project_bf16_few(
+    const dsuf::ProjectBf16 p) {
+  dsuf::project_few<DSUF_DIM>(p);
 }

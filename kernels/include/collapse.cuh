@@ -5,6 +5,7 @@
 // A share is whole groups of 32 channels. The sum of squares is float64, block by block in their order.
 #pragma once
 #include "cluster.cuh"
+#include "fragment.cuh"
 #include "numeric.cuh"
 #include "reduce.cuh"
 
@@ -46,8 +47,9 @@ struct CollapsedShare {
     for (int i = 0; i < 8; ++i) x[i] = round_bf16(x[i]);
   }
 
-  // Norm and FP8 form of a row whose collapse the cluster holds. The caller has come to cluster_start.
-  __device__ void finish(Mail& mail, uint16_t* y, uint8_t* codes, uint8_t* scales) {
+  // Norm and FP8 form of a row whose collapse the cluster holds; `meaning` gets what the codes mean (fragment.cuh). The
+  // caller has come to cluster_start.
+  __device__ void finish(Mail& mail, uint16_t* y, uint8_t* codes, uint8_t* scales, uint16_t* meaning) {
     double squares = 0.0;
 #pragma unroll
     for (int t = 0; t < kTurns; ++t)
@@ -70,6 +72,7 @@ struct CollapsedShare {
       for (int i = 0; i < 8; ++i) x[t][i] = round_bf16(__fmul_rn(__fmul_rn(x[t][i], inverse), w[i]));
       if (at < kOctets) reinterpret_cast<uint4*>(y)[at] = pack_bf16x8(x[t]);
       if (codes) quantize_octet<Fp8>(x[t], at < kOctets, codes, scales, at);
+      if (meaning && at < kOctets) store_fragment<DSUF_DIM>(meaning, at, x[t]);
     }
   }
 

@@ -58,6 +58,7 @@ struct CollapseNorm {
   uint16_t* y;              // [rows, dim]
   uint8_t* codes;           // [rows, dim] FP8 of y; may be null
   uint8_t* scales;          // [rows, dim / 32]; null with codes
+  uint16_t* meaning;        // [rows, dim] what the codes mean, in the order of fragment.cuh; may be null, null with codes
   const int32_t* live;
   int32_t rows;
 };
@@ -83,6 +84,7 @@ struct ExpandCollapse {
   uint16_t* y;              // [rows, dim]
   uint8_t* codes;           // [rows, dim] FP8 of y; may be null
   uint8_t* scales;          // [rows, dim / 32]; null with codes
+  uint16_t* meaning;        // as in CollapseNorm
   const int32_t* live;
   int32_t rows;
 };
@@ -130,12 +132,14 @@ struct NormLatents {
 struct ProjectFp8 {
   const uint8_t* codes;     // [rows, k] E4M3
   const uint8_t* scales;    // [rows, k / 32] E8M0
-  const uint8_t* weight;    // [n, k] E4M3
-  const uint8_t* weight_scale;  // [ceil(n / 32), k / 32] E8M0
+  const uint8_t* weight;    // [n + second_n, k] E4M3
+  const uint8_t* weight_scale;  // [ceil((n + second_n) / 32), k / 32] E8M0
   uint16_t* out;            // [rows, n]
+  uint16_t* second;         // [rows, second_n] the outputs behind those, of the same matrix; may be null, 0 outputs
   const int32_t* live;
   int32_t rows;
   int32_t n;
+  int32_t second_n;
 };
 
 struct ProjectBf16 {
@@ -152,7 +156,9 @@ struct ProjectGroups {
   const uint16_t* x;        // [rows, groups, k]
   const uint8_t* weight;    // [groups, rank, k] E4M3
   const uint8_t* weight_scale;  // [groups * rank / 32, k / 32] E8M0
-  uint16_t* out;            // [rows, groups, rank]
+  uint16_t* out;            // [rows, groups, rank]; may be null
+  uint8_t* codes;           // [rows, groups * rank] FP8 of it
+  uint8_t* scales;          // [rows, groups * rank / 32]
   const int32_t* live;
   int32_t rows;
 };
@@ -185,8 +191,7 @@ struct GroupExperts {
 };
 
 struct ExpertsUp {
-  const uint8_t* codes;     // [rows, dim] E4M3
-  const uint8_t* scales;    // [rows, dim / 32]
+  const uint16_t* x;        // [rows, dim] in the order of fragment.cuh
   const uint8_t* w1;        // [experts, inter, dim / 2] E2M1
   const uint8_t* w1_scale;  // [experts, inter, dim / 32] E8M0
   const uint8_t* w3;        // as w1
@@ -197,13 +202,17 @@ struct ExpertsUp {
   const int32_t* first;
   const int32_t* order;
   uint16_t* inner;          // [rows * picks, inter]; pairs that are not routed stay as they are
+  const uint8_t* shared;    // [2 * inter, dim] E4M3: w1 and w3 of the shared expert
+  const uint8_t* shared_scale;  // [2 * inter / 32, dim / 32] E8M0
+  uint16_t* shared_inner;   // [rows, inter]; padding stays as it is
+  const int32_t* live;
+  int32_t rows;
   int32_t slots;            // experts that the launch covers
   int32_t picks;
 };
 
 struct ExpertsDown {
-  const uint8_t* codes;     // [rows * picks, inter] E4M3
-  const uint8_t* scales;    // [rows * picks, inter / 32]
+  const uint16_t* inner;    // [rows * picks, inter]
   const uint8_t* w2;        // [experts, dim, inter / 2] E2M1
   const uint8_t* w2_scale;  // [experts, dim, inter / 32]
   const int32_t* used;
@@ -211,6 +220,12 @@ struct ExpertsDown {
   const int32_t* first;
   const int32_t* order;
   uint16_t* out;            // [rows * picks, dim]
+  const uint8_t* shared;    // [dim, inter] E4M3: w2 of the shared expert
+  const uint8_t* shared_scale;  // [dim / 32, inter / 32] E8M0
+  const uint16_t* shared_inner;  // [rows, inter]
+  uint16_t* shared_out;     // [rows, dim]; padding stays as it is
+  const int32_t* live;
+  int32_t rows;
   int32_t slots;
 };
 
@@ -221,13 +236,6 @@ struct CombineExperts {
   const int32_t* live;
   int32_t rows;
   int32_t picks;
-};
-
-struct Swiglu {
-  const uint16_t* hidden;   // [rows, 2 * inter]
-  uint16_t* inner;          // [rows, inter]
-  const int32_t* live;
-  int32_t rows;
 };
 
 struct AttendSparse {

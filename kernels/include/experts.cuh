@@ -1,81 +1,138 @@
-// A product of FP4 weights with the FP8 rows of the pairs that one expert serves.
+// A product of FP4 weights with the rows of the pairs that one expert serves.
+//
+// Weights are widened to BF16 with their scale in them, which is exact, and the tensor cores sum along a warp's whole
+// share of the contraction: nothing is scaled afterwards but by one power of two.
 #pragma once
+#include "fragment.cuh"
+#include "load.cuh"
 #include "mma.cuh"
 #include "numeric.cuh"
 
 namespace dsuf {
 
-// Warps that share a tile's contraction; with little of it for each, a warp has a tile for itself.
+// Warps that share a tile's contraction: as few as leave a lane at most five loads of a row.
 template <int kWidth>
-constexpr int kSplitOf = kWidth >= 2048 ? 8 : kWidth >= 1024 ? 4 : kWidth >= 512 ? 2 : 1;
+constexpr int kSplitOf = kWidth > 2560 ? 8 : kWidth > 1280 ? 4 : kWidth > 640 ? 2 : 1;
 
-// Eight pairs, as a lane sees them: eight values a group of its own row, and the scales of the two it has results of.
-// A null pointer is a pair that is not there.
-struct PairTile {
-  const uint8_t *x, *even_scale, *odd_scale;
-};
+// Widened weights are 2^-30 of what they mean, so that scales from 2^-95 to 2^31 stay within BF16.
+constexpr int kWidenShift = 30;
+constexpr float kWidenScale = 1073741824.0f;
 
-// Four codes each of a word of eight E2M1 codes as E4M3, 2^-6 of their values: those of even and of odd place.
-__device__ __forceinline__ uint32_t even_e4m3(uint32_t codes) {
-  return (codes << 4 & 0x80808080u) | (codes << 2 & 0x1C1C1C1Cu);
-}
-__device__ __forceinline__ uint32_t odd_e4m3(uint32_t codes) {
-  return (codes & 0x80808080u) | (codes >> 2 & 0x1C1C1C1Cu);
+// The factor, twice, that makes weights of what widen_fp4 puts in place, from their E8M0 scale.
+__device__ __forceinline__ uint32_t fp4_factor(uint32_t scale) {
+  return min(scale + (126 - kWidenShift), 254u) * 0x00800080u;
 }
 
-// 2^6 times the product of two E8M0 scales, of which one is given less kScaleBias.
-constexpr int kScaleBias = 121;
-__device__ __forceinline__ float product_of_scales(int less_bias, int scale) {
-  return __int_as_float(__viaddmin_s32_relu(less_bias, scale, 255) << 23);
+// Codes j and j + 4 of a word of eight E2M1 codes in place in BF16, where they are 2^-126 of their values, times factor.
+__device__ __forceinline__ uint32_t widen_fp4(uint32_t codes, int j, uint32_t factor) {
+  const uint32_t sign = codes << (12 - 4 * j), magnitude = j < 2 ? codes << (6 - 4 * j) : codes >> (4 * j - 6);
+  return scale_bf16x2((sign & 0x80008000u) | (magnitude & 0x01C001C0u), factor);
 }
 
-__device__ __forceinline__ int scale_byte(uint32_t scales, int i) { return int(scales >> (8 * i) & 0xFFu); }
+// One warp's share of sixteen rows of FP4 weights, in registers: of two rows, `low` and `high`, a lane has a group of
+// every four (128 values, a chunk), and of the groups that are left over eight values each. Chunks go in runs to the
+// kSplit warps of a tile; what is left over goes to the last of them.
+template <int kWidth, int kSplit>
+struct Fp4Share {
+  static constexpr int kGroups = kWidth / 32, kChunks = kGroups / 4, kLeft = kGroups % 4;
+  static constexpr int kTurns = (kChunks + kSplit - 1) / kSplit;
+  uint4 low[kTurns > 0 ? kTurns : 1], high[kTurns > 0 ? kTurns : 1];
+  uint32_t low_left[kLeft > 0 ? kLeft : 1], high_left[kLeft > 0 ? kLeft : 1];
+  uint8_t low_scale[kTurns + kLeft], high_scale[kTurns + kLeft];
+  int first;
 
-// One warp's share of a tile of sixteen outputs by eight pairs, for kMatrices matrices of one shape: outputs from `low`
-// and eight rows on. A lane reads eight weights of two outputs and eight values of one row a group; runs of four groups
-// go to the kSplit warps of a tile in turn (of one, where groups do not come in fours).
-template <int kWidth, int kSplit, int kMatrices>
-__device__ __forceinline__ void multiply_fp4(float (&total)[kMatrices][4], const uint8_t* const (&low)[kMatrices],
-                                             const uint8_t* const (&low_scale)[kMatrices], const PairTile& tile,
-                                             int share) {
-  static_assert(kWidth % 32 == 0, "the contraction is whole groups of 32");
-  constexpr int kGroups = kWidth / 32, kRun = kGroups % 4 ? 1 : 4, kUnroll = kMatrices > 1 ? 1 : 5 - kRun;
-#pragma unroll kUnroll
-  for (int at = share * kRun; at < kGroups; at += kSplit * kRun) {
-    uint32_t a[kMatrices][kRun], b[kMatrices][kRun], w0[kMatrices], w1[kMatrices];
-    uint2 v[kRun];
+  // Rows begin at `low`, `high`, their scales at `low_scales`, `high_scales`.
+  __device__ __forceinline__ void load(const uint8_t* low_row, const uint8_t* high_row, const uint8_t* low_scales,
+                                       const uint8_t* high_scales, int share) {
+    const int part = threadIdx.x % 4;
+    first = share * kTurns;
 #pragma unroll
-    for (int m = 0; m < kMatrices; ++m) {
-#pragma unroll
-      for (int g = 0; g < kRun; ++g) {
-        a[m][g] = *reinterpret_cast<const uint32_t*>(low[m] + (at + g) * 16);
-        b[m][g] = *reinterpret_cast<const uint32_t*>(low[m] + 8 * (kWidth / 2) + (at + g) * 16);
-      }
-      w0[m] = load_scales<kRun>(low_scale[m] + at);
-      w1[m] = load_scales<kRun>(low_scale[m] + 8 * kGroups + at);
+    for (int t = 0; t < kTurns; ++t) {
+      const int group = min(first + t, kChunks - 1) * 4 + part;
+      low[t] = load_once(low_row + group * 16);
+      high[t] = load_once(high_row + group * 16);
     }
 #pragma unroll
-    for (int g = 0; g < kRun; ++g)
-      v[g] = tile.x ? *reinterpret_cast<const uint2*>(tile.x + (at + g) * 32) : make_uint2(0, 0);
-    const uint32_t x0 = tile.even_scale ? load_scales<kRun>(tile.even_scale + at) : 0;
-    const uint32_t x1 = tile.odd_scale ? load_scales<kRun>(tile.odd_scale + at) : 0;
+    for (int i = 0; i < kLeft; ++i) {
+      low_left[i] = *reinterpret_cast<const uint32_t*>(low_row + (kChunks * 4 + i) * 16 + part * 4);
+      high_left[i] = *reinterpret_cast<const uint32_t*>(high_row + (kChunks * 4 + i) * 16 + part * 4);
+    }
 #pragma unroll
-    for (int g = 0; g < kRun; ++g) {
-      const uint32_t even = __byte_perm(v[g].x, v[g].y, 0x6420), odd = __byte_perm(v[g].x, v[g].y, 0x7531);
-      const int y0 = scale_byte(x0, g), y1 = scale_byte(x1, g);
-#pragma unroll
-      for (int m = 0; m < kMatrices; ++m) {
-        const int s0 = scale_byte(w0[m], g) - kScaleBias, s1 = scale_byte(w1[m], g) - kScaleBias;
-        float c[4] = {};
-        mma_e4m3(c, even_e4m3(a[m][g]), even_e4m3(b[m][g]), odd_e4m3(a[m][g]), odd_e4m3(b[m][g]), even, odd);
-        total[m][0] = __fmaf_rn(c[0], product_of_scales(s0, y0), total[m][0]);
-        total[m][1] = __fmaf_rn(c[1], product_of_scales(s0, y1), total[m][1]);
-        total[m][2] = __fmaf_rn(c[2], product_of_scales(s1, y0), total[m][2]);
-        total[m][3] = __fmaf_rn(c[3], product_of_scales(s1, y1), total[m][3]);
-      }
+    for (int t = 0; t < kTurns + kLeft; ++t) {
+      const int group = t < kTurns ? min(first + t, kChunks - 1) * 4 + part : kChunks * 4 + t - kTurns;
+      low_scale[t] = low_scales[group];
+      high_scale[t] = high_scales[group];
     }
   }
-}
+
+  // Add the products with kTiles times eight pairs. `x` points to a lane's part of the first octets of its pair's row,
+  // kLanes octets before the next ones; null: no such pair.
+  template <int kLanes, int kTiles>
+  __device__ __forceinline__ void multiply(float (&total)[kTiles][4], const uint4* const (&x)[kTiles],
+                                           int share) const {
+    uint4 now[4], next[4];  // of one tile, a chunk ahead
+    if (kTiles == 1) load_chunk<kLanes>(next, x[0], first);
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) {
+      if (first + t >= kChunks) break;
+      if (kTiles == 1) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) now[q] = next[q];
+        if (t + 1 < kTurns) load_chunk<kLanes>(next, x[0], first + t + 1);
+      }
+      const uint32_t a[4] = {low[t].x, low[t].y, low[t].z, low[t].w};
+      const uint32_t b[4] = {high[t].x, high[t].y, high[t].z, high[t].w};
+      const uint32_t low_factor = fp4_factor(stay(low_scale[t])), high_factor = fp4_factor(stay(high_scale[t]));
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        uint4 octet[kTiles];
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) octet[i] = kTiles == 1 ? now[q] : octet_of<kLanes>(x[i], first + t, q);
+        add_octets(total, stay(a[q]), stay(b[q]), low_factor, high_factor, octet);
+      }
+    }
+    if (share != kSplit - 1) return;
+#pragma unroll
+    for (int l = 0; l < kLeft; ++l) {
+      uint4 octet[kTiles];
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) octet[i] = octet_of<kLanes>(x[i], kChunks, l);
+      add_octets(total, stay(low_left[l]), stay(high_left[l]), fp4_factor(stay(low_scale[kTurns + l])),
+                 fp4_factor(stay(high_scale[kTurns + l])), octet);
+    }
+  }
+
+ private:
+  template <int kLanes>
+  __device__ static __forceinline__ uint4 octet_of(const uint4* x, int chunk, int q) {
+    if (!x) return make_uint4(0, 0, 0, 0);
+    return kLanes == 32 ? load_shared(x + (chunk * 4 + q) * kLanes) : load_global(x + (chunk * 4 + q) * kLanes);
+  }
+
+  template <int kLanes>
+  __device__ static __forceinline__ void load_chunk(uint4 (&octets)[4], const uint4* x, int chunk) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) octets[q] = octet_of<kLanes>(x, min(chunk, kChunks - 1), q);
+  }
+
+  // Eight weights a lane of each row with an octet of every pair.
+  template <int kTiles>
+  __device__ static __forceinline__ void add_octets(float (&total)[kTiles][4], uint32_t a, uint32_t b,
+                                                    uint32_t low_factor, uint32_t high_factor,
+                                                    const uint4 (&octet)[kTiles]) {
+    uint32_t wide[2][4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      wide[0][j] = widen_fp4(a, j, low_factor);
+      wide[1][j] = widen_fp4(b, j, high_factor);
+    }
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      mma_bf16(total[i], wide[0][0], wide[1][0], wide[0][1], wide[1][1], octet[i].x, octet[i].y);
+      mma_bf16(total[i], wide[0][2], wide[1][2], wide[0][3], wide[1][3], octet[i].z, octet[i].w);
+    }
+  }
+};
 
 // What the warps of a block hold of their tiles, in shared memory: [warp][output][pair], a column more than there are
 // pairs against bank conflicts. `sum` adds what the kSplit warps of a tile have, in their order.
@@ -89,12 +146,12 @@ struct TileSums {
     for (int i = 0; i < 4; ++i) part[warp][output + i / 2 * 8][pair + i % 2] = total[i];
   }
 
-  // Output `column` of the block's, of which each tile has sixteen.
-  __device__ __forceinline__ float sum(int column, int pair) const {
+  // Output `output` of the sixteen of tile `tile` of the block.
+  __device__ __forceinline__ float sum(int tile, int output, int pair) const {
     float total = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kSplit; ++i) total = __fadd_rn(total, part[column / 16 * kSplit + i][column % 16][pair]);
-    return total;
+    for (int i = 0; i < kSplit; ++i) total = __fadd_rn(total, part[tile * kSplit + i][output][pair]);
+    return __fmul_rn(total, kWidenScale);
   }
 };
 

@@ -64,11 +64,8 @@ def test_matrices_of_a_rank(ranks: int) -> None:
 @pytest.mark.parametrize(("ranks", "attention", "engram", "head"), [(8, 955, 39, 166), (4, 1543, 79, 331)])
 def test_megabytes_a_step_reads(ranks: int, attention: int, engram: int, head: int) -> None:
     """The rows of the performance page that a step reads whole: attention matrices, Engram projection, LM head."""
-    held = {spec.name: 0 for spec in expected_tensors(CONFIG)}
-    for region in rank_regions(CONFIG, demand(ranks)):
-        if region.name in held:
-            held[region.name] = region.bytes
-    names = [f"layers.{i}.attn.{m}.{k}" for i in range(40) for m in ("wq_a", "wkv", "wq_b", "wo_a", "wo_b")
+    held = {region.name: region.bytes for region in rank_regions(CONFIG, demand(ranks))}
+    names = [f"layers.{i}.attn.{m}.{k}" for i in range(40) for m in ("wq_a_kv", "wq_b", "wo_a", "wo_b")
              for k in ("weight", "scale")]  # fmt: skip
     assert round(sum(held[name] for name in names) / 1e6) == attention
     projections = [f"layers.{i}.engram.wkv.weight" for i in (1, 14)]
@@ -144,7 +141,7 @@ def test_workspaces_grow_with_what_they_serve() -> None:
     small, rows = gpu_parts(1, streams=1)["workspaces"], gpu_parts(1, streams=9)["workspaces"]
     longer, shared = gpu_parts(1, context_tokens=1 << 20), gpu_parts(8, context_tokens=1 << 20)
     assert small < rows < longer["workspaces"]
-    assert shared["workspaces"] < longer["workspaces"] / 4
+    assert shared["workspaces"] < longer["workspaces"] / 3
 
 
 @pytest.mark.parametrize("answer", [0, 1, 2, 63, 64, 99, 100])

@@ -163,12 +163,13 @@ def assert_near(own: NDArray[Any], expected: NDArray[Any], place: str) -> None:
     assert np.median(found) <= 5e-3 and (found <= 4e-2).mean() >= 0.97, (place, np.median(found), found.max())
 
 
-def assert_slices(many: Machine, one: Machine, name: str, rows: int) -> None:
-    """What the ranks have of an activation's FP8 form lies side by side in that of one rank, to the bit."""
-    for part, whole in one.prefiller.work.quantised(name).items():
-        own = many.prefiller.work.quantised(name)[part]
+def assert_slices(many: Machine, one: Machine, rows: int, *names: str) -> None:
+    """What the ranks have of an activation lies side by side in that of one rank, to the bit."""
+    for name in names:
+        own = many.prefiller.work[name]
         slices = [read_array(own.on(rank))[:rows] for rank in range(many.arena.ranks)]
-        np.testing.assert_array_equal(np.concatenate(slices, axis=1), read_array(whole)[:rows], f"{name}.{part}")
+        whole = read_array(one.prefiller.work[name])[:rows]
+        np.testing.assert_array_equal(np.concatenate(slices, axis=1), whole, name)
 
 
 def assert_same_caches(many: Machine, one: Machine, positions: int) -> None:
@@ -212,12 +213,13 @@ def test_layers_with_the_input_of_one_rank(pair: tuple[Machine, Machine]) -> Non
             each.model.layers[layer].run(todo, each.model.layers[layer].attention.run)
         for name in (name for name in (f"{prefix}.attn_in", f"{prefix}.index_topk") if name in theirs.seen):
             np.testing.assert_array_equal(ours.seen[name][:rows], theirs.seen[name][:rows], name)
-        assert_slices(many, machine, "low", rows)
+        assert_slices(many, machine, rows, "low.codes", "low.scales")
         assert_near(ours.seen[f"{prefix}.attn_out"], theirs.seen[f"{prefix}.attn_out"], f"{prefix}.attn")
-        copy_across(machine, many, "input", "input.codes", "input.scales")
+        copy_across(machine, many, "input", "input.codes", "input.scales", "input.meaning")
         many.model.layers[layer].moe.run(split)
         np.testing.assert_array_equal(*[read_array(each.prefiller.work["chosen"])[:rows] for each in (machine, many)])
-        assert_slices(many, machine, "inner", rows * config.n_activated_experts)
+        assert_slices(many, machine, rows * config.n_activated_experts, "inner")
+        assert_slices(many, machine, rows, "shared.inner")
         assert_near(read_branch(many), theirs.seen[f"{prefix}.ffn_out"], f"{prefix}.ffn")
     assert_same_caches(many, machine, rows)
 

@@ -8,6 +8,7 @@ import pytest
 from dsuf.errors import CommandError
 from dsuf.trial.fleet import TrialFleet, find_program
 from tests.fleet.rig import find_ports
+from tests.node.conftest import model_dir  # noqa: F401
 
 Start = Callable[..., TrialFleet]
 

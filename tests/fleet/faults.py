@@ -15,8 +15,8 @@ PAUSE_S = 30.0
 
 class Fault:
     """Nothing breaks. `begin` is called in the midst of a cache's bytes, `amid` when the turns of other nodes have
-    ended, and tells what was wrong meanwhile, `end` when all turns have. While the victim is `gone` nobody asks it. Some
-    pulls come to `result`.
+    ended, and tells what was wrong meanwhile, `end` when all turns have. While the victim is `gone` nobody asks it.
+    Some pulls come to `result`.
     """
 
     result = "whole"

@@ -39,13 +39,18 @@ def is_free(port: int) -> bool:
 
 
 class Chat:
-    """A conversation. `sources` adds up where the prompt tokens of its turns came from."""
+    """A conversation. `details` tells where the prompt tokens of its turns came from. `held_tokens` are those that the
+    turn before had left behind somewhere, `recomputed_tokens` those of them that were computed all the same.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, opening: str, **fields: Any) -> None:
         self.session, self.fields = session, fields
         self.messages: list[Mapping[str, str]] = [{"role": "user", "content": opening}]
         self.replies: list[str] = []
         self.details: list[Mapping[str, int]] = []
+        self.held_tokens = 0
+        self.recomputed_tokens = 0
+        self._left_tokens = 0
 
     async def ask(self, url: str, *, max_tokens: int = 6) -> Mapping[str, int]:
         """Have the conversation answered at `url`; where the prompt came from. Raises `AssertionError` otherwise."""
@@ -59,6 +64,10 @@ class Chat:
         found = json.loads(text)
         details: Mapping[str, int] = found["usage"]["prompt_tokens_details"]
         assert sum(details[name] for name in TOTALS) == found["usage"]["prompt_tokens"]
+        self.held_tokens += self._left_tokens
+        new_tokens = found["usage"]["prompt_tokens"] - self._left_tokens
+        self.recomputed_tokens += max(0, details["computed_tokens"] - new_tokens)
+        self._left_tokens = found["usage"]["total_tokens"]
         self.replies.append(found["choices"][0]["message"]["content"])
         self.details.append(details)
         self.messages.append({"role": "assistant", "content": self.replies[-1]})

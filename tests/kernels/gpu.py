@@ -88,6 +88,15 @@ def from_bf16(bits: NDArray[np.uint16]) -> F32:
     return bits.view(ml_dtypes.bfloat16).astype(np.float32)
 
 
+def order_fragments(x: NDArray[Any]) -> NDArray[np.uint16]:
+    """BF16 bits of `x` [rows, width] in the order in which the experts read them (`fragment.cuh`)."""
+    rows, width = x.shape
+    octets = to_bf16(x).reshape(rows, width // 8, 8)[:, :, [0, 4, 1, 5, 2, 6, 3, 7]]
+    whole = width // 128 * 16
+    chunks = octets[:, :whole].reshape(rows, whole // 16, 4, 4, 8).transpose(0, 1, 3, 2, 4)
+    return np.concatenate([chunks.reshape(rows, whole, 8), octets[:, whole:]], axis=1).reshape(rows, width)
+
+
 def draw_bf16(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> NDArray[np.uint16]:
     """Normal BF16 numbers."""
     return to_bf16(rng.standard_normal(shape, np.float32) * np.float32(scale))

@@ -16,6 +16,7 @@ from dsuf.cuda.toolchain import FOLDER
 from dsuf.errors import CommandError
 
 STRUCTS = {value.name: value for value in vars(contract).values() if isinstance(value, Params)}
+PAIRED = Params("Paired", hidden="*bf16 rows 2 inter", inner="*bf16 rows inter", live="*i32 1", rows="i32")
 HEADER = (FOLDER / "include" / "contract.h").read_text()
 
 
@@ -94,9 +95,9 @@ def test_same_fields() -> None:
 def test_wrong_arguments(change: dict[str, object], fault: str) -> None:
     """What cannot be passed is refused in one line, before anything is launched."""
     good = {"hidden": Described((2, 128)), "inner": Described((2, 64)), "live": Described((1,), "<i4"), "rows": 2}
-    assert contract.SWIGLU.pack(good, {"inter": 64}).rows == 2
+    assert PAIRED.pack(good, {"inter": 64}).rows == 2
     with pytest.raises(CommandError, match=re.escape(fault)):
-        contract.SWIGLU.pack(good | change, {"inter": 64})
+        PAIRED.pack(good | change, {"inter": 64})
 
 
 def test_packed_bytes() -> None:
@@ -107,7 +108,7 @@ def test_packed_bytes() -> None:
         "live": Described((1,), "<i4"),
         "rows": 1,
     }
-    packed = np.frombuffer(bytes(contract.SWIGLU.pack(values, {"inter": 1})), np.uint64)
+    packed = np.frombuffer(bytes(PAIRED.pack(values, {"inter": 1})), np.uint64)
     assert packed.tolist()[:3] == [4096, 64, 4096]
 
 

@@ -6,9 +6,10 @@ import pytest
 from dsuf.reference.arithmetic import OFFICIAL, matmul
 from dsuf.reference.moe import Router, swiglu
 from dsuf.reference.quant import FP8
-from dsuf.reference.weights import dequantise_expert
-from tests.kernels.gpu import Gpu, assert_bf16, draw_bf16, draw_e8m0, from_bf16
+from dsuf.reference.weights import dequantise_dense, dequantise_expert
+from tests.kernels.gpu import Gpu, assert_bf16, draw_bf16, draw_e4m3, draw_e8m0, from_bf16, order_fragments
 
+Found = dict[str, np.ndarray]
 ROWS = [(0, 0), (1, 1), (3, 0), (9, 6), (40, 33)]
 
 
@@ -68,62 +69,109 @@ def test_group(gpu: Gpu, rng: np.random.Generator, experts: int, rows: int) -> N
     )
 
 
+def draw_shared(rng: np.random.Generator, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """FP8 weights with their scales, of a size that keeps results in range."""
+    return draw_e4m3(rng, n, k), draw_e8m0(rng, n // 32, k // 32) - np.uint8(6)
+
+
 def draw_expert(rng: np.random.Generator, experts: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """FP4 weights with their scales."""
     return rng.integers(0, 256, (experts, n, k // 2), np.uint8), draw_e8m0(rng, experts, n, k // 32)
 
 
-@pytest.mark.parametrize(("rows", "live"), [(1, 1), (3, 0), (14, 11)])
-def test_routed(gpu: Gpu, rng: np.random.Generator, rows: int, live: int) -> None:
-    """Both halves, each with the kernel's own input; an expert with more than eight pairs among them."""
-    experts, picks, dim, inter = 5, 3, gpu.sizes.dim, gpu.sizes.inter
-    chosen = np.sort(np.argsort(rng.random((rows, experts)), axis=1)[:, :picks], axis=1).astype(np.int32)
+class Layer:
+    """Random weights of five routed experts and a shared one."""
+
+    experts, picks = 5, 3
+
+    def __init__(self, gpu: Gpu, rng: np.random.Generator) -> None:
+        dim, inter = self.dim, self.inter = gpu.sizes.dim, gpu.sizes.inter
+        self.gpu, self.limit = gpu, np.float32(gpu.config.swiglu_limit)
+        self.routed = [draw_expert(rng, self.experts, *shape) for shape in ((inter, dim), (inter, dim), (dim, inter))]
+        self.shared = [draw_shared(rng, 2 * inter, dim), draw_shared(rng, dim, inter)]
+
+    def up(self, packed: np.ndarray, live: int, weights: np.ndarray, grouped: dict[str, np.ndarray]) -> Found:
+        """What experts_up makes of packed rows."""
+        rows, ((w1, s1), (w3, s3), _) = len(packed), self.routed
+        out = {"inner": ("bf16", (rows * self.picks, self.inter)), "shared_inner": ("bf16", (rows, self.inter))}
+        return self.gpu.run(
+            "experts_up", out, x=order_fragments(FP8.unpack(packed)), w1=w1, w1_scale=s1, w3=w3, w3_scale=s3,
+            shared=self.shared[0][0], shared_scale=self.shared[0][1], weights=weights, **grouped, live=live, rows=rows,
+            slots=self.experts, picks=self.picks,
+        )  # fmt: skip
+
+    def down(self, found: Found, live: int, grouped: dict[str, np.ndarray]) -> Found:
+        """What experts_down makes of that."""
+        rows = len(found["shared_inner"])
+        out = {"out": ("bf16", (rows * self.picks, self.dim)), "shared_out": ("bf16", (rows, self.dim))}
+        return self.gpu.run(
+            "experts_down", out, **found, w2=self.routed[2][0], w2_scale=self.routed[2][1], shared=self.shared[1][0],
+            shared_scale=self.shared[1][1], **grouped, live=live, rows=rows, slots=self.experts,
+        )  # fmt: skip
+
+    def assert_gated(self, bits: np.ndarray, x: np.ndarray, w13: np.ndarray, weight: float = 1.0) -> None:
+        """Each inner value is that of halves which are within one BF16 step of the reference's; nearly all are its own.
+
+        The gate magnifies a step of its half, the more the further below zero it is.
+        """
+        halves = np.split(OFFICIAL.act(matmul(x, w13)), 2, axis=1)
+        steps = [np.maximum(np.abs(h), np.abs(h).max(axis=1, keepdims=True) * 2.0**-8) * 2.0**-7 for h in halves]
+        moved = [[h + i * step for i in (-1, 0, 1)] for h, step in zip(halves, steps, strict=True)]
+        values = [swiglu(np.concatenate([a, b], axis=1).astype(np.float32), self.limit) * np.float32(weight)
+                  for a in moved[0] for b in moved[1]]  # fmt: skip
+        actual, expected = from_bf16(bits), OFFICIAL.act(values[4])
+        rounding = np.maximum(np.abs(expected), np.abs(expected).max(axis=1, keepdims=True) * 2.0**-8) * 2.0**-7
+        assert (actual >= np.min(values, axis=0) - rounding).all()
+        assert (actual <= np.max(values, axis=0) + rounding).all()
+        assert np.mean(actual != expected) <= 0.03
+
+    def wide(self, matrix: int, expert: int) -> np.ndarray:
+        """A routed expert's matrix."""
+        weight, scale = self.routed[matrix]
+        return dequantise_expert(weight[expert], scale[expert]).astype(np.float64)
+
+
+@pytest.mark.parametrize(("rows", "live"), [(1, 1), (3, 0), (14, 11), (50, 47)])
+def test_experts(gpu: Gpu, rng: np.random.Generator, rows: int, live: int) -> None:
+    """Both halves, each with the kernel's own input; experts with up to eight pairs, and with many more."""
+    layer = Layer(gpu, rng)
+    chosen = np.sort(np.argsort(rng.random((rows, layer.experts)), axis=1)[:, : layer.picks], axis=1).astype(np.int32)
     chosen[live:] = -1
-    packed = FP8.pack(from_bf16(draw_bf16(rng, rows, dim)))
-    (w1, s1), (w3, s3), (w2, s2) = (draw_expert(rng, experts, *shape) for shape in [(inter, dim)] * 2 + [(dim, inter)])
-    weights, grouped = rng.random((rows, picks), np.float32), group(gpu, chosen, experts)
-    pairs = rows * picks
-
-    def up(**change: object) -> np.ndarray:
-        values = {"codes": packed[:, :dim], "scales": packed[:, dim:], "weights": weights, **grouped} | change
-        stored = {"w1": w1, "w1_scale": s1, "w3": w3, "w3_scale": s3, "slots": experts, "picks": picks}
-        return gpu.run("experts_up", {"inner": ("bf16", (pairs, inter))}, **stored, **values)["inner"]
-
-    inner, x, act = up(), FP8.unpack(packed), OFFICIAL.act
-    routed = np.flatnonzero(chosen.ravel() >= 0)
+    packed = FP8.pack(from_bf16(draw_bf16(rng, rows, layer.dim)))
+    weights, grouped, x = rng.random((rows, layer.picks), np.float32), group(gpu, chosen, 5), FP8.unpack(packed)
+    found, act, flat = layer.up(packed, live, weights, grouped), OFFICIAL.act, chosen.ravel()
+    routed = np.flatnonzero(flat >= 0)
     for pair in routed:
-        row, expert = pair // picks, chosen.ravel()[pair]
-        hidden = [matmul(x[row : row + 1], dequantise_expert(w[expert], s[expert]).astype(np.float64))
-                  for w, s in ((w1, s1), (w3, s3))]  # fmt: skip
-        gated = swiglu(act(np.concatenate(hidden, axis=1)), np.float32(gpu.config.swiglu_limit))
-        assert_bf16(inner[pair : pair + 1], act(gated * weights.ravel()[pair]), steps=4)
-    assert (np.delete(inner, routed, axis=0) == 0xFFFF).all()
-
-    inner[np.setdiff1d(np.arange(pairs), routed)] = 0
-    packed_inner = FP8.pack(from_bf16(inner))
-    out = gpu.run(
-        "experts_down", {"out": ("bf16", (pairs, dim))}, codes=packed_inner[:, :inter], scales=packed_inner[:, inter:],
-        w2=w2, w2_scale=s2, **grouped, slots=experts,
-    )["out"]  # fmt: skip
-    for pair in routed:
-        wide = dequantise_expert(w2[chosen.ravel()[pair]], s2[chosen.ravel()[pair]]).astype(np.float64)
-        assert_bf16(out[pair : pair + 1], act(matmul(FP8.unpack(packed_inner[pair : pair + 1]), wide)))
-    assert (np.delete(out, routed, axis=0) == 0xFFFF).all()
+        row, w13 = pair // layer.picks, np.concatenate([layer.wide(0, flat[pair]), layer.wide(1, flat[pair])])
+        layer.assert_gated(found["inner"][pair : pair + 1], x[row : row + 1], w13, weights.ravel()[pair])
+    shared = [dequantise_dense(*tensors).astype(np.float64) for tensors in layer.shared]
     if live:
-        alone = group(gpu, chosen[:1], experts)
-        one = up(codes=packed[:1, :dim], scales=packed[:1, dim:], weights=weights[:1], **alone)
-        np.testing.assert_array_equal(one[:picks], up()[:picks])
+        layer.assert_gated(found["shared_inner"][:live], x[:live], shared[0])
+    assert (np.delete(found["inner"], routed, axis=0) == 0xFFFF).all()
+    assert (found["shared_inner"][live:] == 0xFFFF).all()
+
+    out = layer.down(found, live, grouped)
+    for pair in routed:
+        rounded = FP8.unpack(FP8.pack(from_bf16(found["inner"][pair : pair + 1])))
+        assert_bf16(out["out"][pair : pair + 1], act(matmul(rounded, layer.wide(2, flat[pair]))))
+    rounded = FP8.unpack(FP8.pack(from_bf16(found["shared_inner"][:live])))
+    assert_bf16(out["shared_out"][:live], act(matmul(rounded, shared[1])))
+    assert (np.delete(out["out"], routed, axis=0) == 0xFFFF).all()
+    assert (out["shared_out"][live:] == 0xFFFF).all()
+    if live:
+        grouped = group(gpu, chosen[:1], 5)
+        alone = layer.up(packed[:1], 1, weights[:1], grouped)
+        for name, count in (("inner", layer.picks), ("shared_inner", 1)):
+            np.testing.assert_array_equal(alone[name], found[name][:count])
+        alone = layer.down(alone, 1, grouped)
+        np.testing.assert_array_equal(alone["out"], out["out"][: layer.picks])
+        np.testing.assert_array_equal(alone["shared_out"], out["shared_out"][:1])
 
 
 @pytest.mark.parametrize(("rows", "live"), ROWS)
-def test_shared_and_sum(gpu: Gpu, rng: np.random.Generator, rows: int, live: int) -> None:
-    """The shared expert's gate, and the sum of a row's experts in order; what padding holds is not looked at."""
-    inter, dim, picks = gpu.sizes.inter, gpu.sizes.dim, gpu.config.n_activated_experts
-    hidden = draw_bf16(rng, rows, 2 * inter, scale=8)
-    inner = gpu.run("swiglu_rows", {"inner": ("bf16", (rows, inter))}, hidden=hidden, live=live, rows=rows)["inner"]
-    expected = OFFICIAL.act(swiglu(from_bf16(hidden), np.float32(gpu.config.swiglu_limit)))
-    assert_bf16(inner[:live], expected[:live])
-    assert not inner[live:].any()
+def test_sum(gpu: Gpu, rng: np.random.Generator, rows: int, live: int) -> None:
+    """A row's experts in order; what padding holds is not looked at."""
+    dim, picks = gpu.sizes.dim, gpu.config.n_activated_experts
     routed, shared = draw_bf16(rng, rows, picks, dim), draw_bf16(rng, rows, dim)
     routed[live:], shared[live:] = 0xFFFF, 0xFFFF
     out = {"out": ("bf16", (rows, dim))}

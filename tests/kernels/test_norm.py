@@ -7,7 +7,7 @@ from dsuf.reference.arithmetic import OFFICIAL
 from dsuf.reference.hyper import collapse
 from dsuf.reference.norm import rms_norm
 from dsuf.reference.quant import FP8
-from tests.kernels.gpu import Gpu, assert_bf16, draw_bf16, from_bf16, to_bf16
+from tests.kernels.gpu import Gpu, assert_bf16, draw_bf16, from_bf16, order_fragments, to_bf16
 
 ROWS = [(0, 0), (1, 1), (3, 0), (9, 7)]
 
@@ -50,8 +50,11 @@ def test_collapse(gpu: Gpu, rng: np.random.Generator, rows: int, live: int) -> N
     s, dim = gpu.sizes.streams, gpu.sizes.dim
     streams, weight = draw_bf16(rng, rows, s, dim, scale=30), draw_bf16(rng, dim)
     pre = rng.random((rows, s), np.float32)
-    found = gpu.run("collapse_norm", outputs(rows, dim), streams=streams, pre=pre, weight=weight, live=live, rows=rows)
+    out = outputs(rows, dim) | {"meaning": ("bf16", (rows, dim))}
+    found = gpu.run("collapse_norm", out, streams=streams, pre=pre, weight=weight, live=live, rows=rows)
     collapsed = collapse(from_bf16(streams), pre, OFFICIAL)
     expected = rms_norm(collapsed, from_bf16(weight), gpu.config.norm_eps, OFFICIAL)
     assert_bf16(found["y"][:live], expected[:live], share=0.002)
     assert_quantised(found, live)
+    packed = np.concatenate([found["codes"], found["scales"]], axis=1)[:live]
+    np.testing.assert_array_equal(found["meaning"][:live], order_fragments(FP8.unpack(packed)))

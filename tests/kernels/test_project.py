@@ -8,8 +8,8 @@ from dsuf.reference.quant import FP8
 from dsuf.reference.weights import dequantise_dense
 from tests.kernels.gpu import Gpu, assert_bf16, draw_bf16, draw_e4m3, draw_e8m0, from_bf16, to_bf16
 
-ROWS = [(0, 0), (1, 1), (3, 0), (8, 8), (9, 6), (17, 17)]
-WIDTHS = {"dim": "dim", "q_lora": "q_lora", "o": "o_width", "inter": "inter", "engram": "engram_width"}
+ROWS = [(0, 0), (1, 1), (3, 0), (8, 8), (9, 6), (17, 17), (41, 37)]
+WIDTHS = {"dim": "dim", "q_lora": "q_lora", "o": "o_width", "engram": "engram_width"}
 
 
 @pytest.mark.parametrize("name", WIDTHS)
@@ -20,7 +20,7 @@ def test_fp8(gpu: Gpu, rng: np.random.Generator, name: str, rows: int, live: int
     k = gpu.sizes.named()[WIDTHS[name]]
     weight, scale = draw_e4m3(rng, n, k), draw_e8m0(rng, -(-n // 32), k // 32)
     packed = FP8.pack(from_bf16(to_bf16(rng.standard_normal((rows, k)) * 2.0 ** rng.integers(-9, 9, (rows, 1)))))
-    values = {"weight": weight, "weight_scale": scale, "n": n}
+    values = {"weight": weight, "weight_scale": scale, "n": n, "second": None, "second_n": 0}
 
     def project(first: int, last: int, count: int) -> np.ndarray:
         part = {"codes": packed[first:last, :k], "scales": packed[first:last, k:], "rows": last - first, "live": count}
@@ -32,6 +32,23 @@ def test_fp8(gpu: Gpu, rng: np.random.Generator, name: str, rows: int, live: int
     assert not found[live:].any()
     for row in range(min(live, 3)):
         np.testing.assert_array_equal(project(row, row + 1, 1)[0], found[row])
+
+
+@pytest.mark.parametrize(("rows", "live"), ROWS)
+def test_fp8_of_two(gpu: Gpu, rng: np.random.Generator, rows: int, live: int) -> None:
+    """Two matrices in one launch give what each gives alone."""
+    k, parts = gpu.sizes.dim, (32, 40)
+    weight, scale = draw_e4m3(rng, sum(parts), k), draw_e8m0(rng, -(-sum(parts) // 32), k // 32)
+    packed = FP8.pack(from_bf16(draw_bf16(rng, rows, k)))
+    values = {"codes": packed[:, :k], "scales": packed[:, k:], "rows": rows, "live": live}
+    out = {"out": ("bf16", (rows, parts[0])), "second": ("bf16", (rows, parts[1]))}
+    both = gpu.run("project_fp8_dim", out, weight=weight, weight_scale=scale, n=parts[0], second_n=parts[1], **values)
+    for name, (first, last) in {"out": (0, parts[0]), "second": (parts[0], sum(parts))}.items():
+        alone = gpu.run(
+            "project_fp8_dim", {"out": ("bf16", (rows, last - first))}, weight=weight[first:last],
+            weight_scale=scale[first // 32 :], n=last - first, second=None, second_n=0, **values,
+        )  # fmt: skip
+        np.testing.assert_array_equal(both[name], alone["out"])
 
 
 @pytest.mark.parametrize("name", ["dim", "head_dim", "few"])
@@ -61,8 +78,17 @@ def test_groups(gpu: Gpu, rng: np.random.Generator, rows: int, live: int) -> Non
     groups, rank, k = gpu.sizes.o_groups, gpu.sizes.o_lora, gpu.sizes.named()["group_width"]
     x = draw_bf16(rng, rows, groups, k)
     weight, scale = draw_e4m3(rng, groups * rank, k), draw_e8m0(rng, groups * rank // 32, k // 32)
-    out = {"out": ("bf16", (rows, groups, rank))}
-    found = gpu.run("project_groups", out, x=x, weight=weight, weight_scale=scale, rows=rows, live=live)["out"]
+    out = {"out": ("bf16", (rows, groups, rank)), "codes": ("u8", (rows, groups * rank))}
+    out |= {"scales": ("u8", (rows, groups * rank // 32))}
+    values = {"weight": weight, "weight_scale": scale}
+    both = gpu.run("project_groups", out, x=x, **values, rows=rows, live=live)
+    found, packed = both["out"], np.concatenate([both["codes"], both["scales"]], axis=1)
+    np.testing.assert_array_equal(packed[:live], FP8.pack(from_bf16(found[:live].reshape(live, groups * rank))))
+    assert not packed[live:].any()
+    for row in range(min(live, 2)):
+        alone = gpu.run("project_groups", {n: (k, (1, *s[1:])) for n, (k, s) in out.items()}, x=x[row : row + 1],
+                        **values, rows=1, live=1)  # fmt: skip
+        np.testing.assert_array_equal(alone["out"][0], found[row])
     if not live:
         assert not found.any()
         return

@@ -70,15 +70,17 @@ def test_expand_and_collapse(
     values |= {"comb": rng.random((rows, s, s), np.float32)}
     collapsing = {"pre": rng.random((rows, s), np.float32), "weight": draw_bf16(rng, dim)}
     out = {"y": ("bf16", (rows, dim)), "codes": ("u8", (rows, dim)), "scales": ("u8", (rows, dim // 32))}
+    out |= {"meaning": ("bf16", (rows, dim))}
+    absent = dict.fromkeys(("codes", "scales", "meaning"))
     if not quantised:
-        out, collapsing = {"y": out["y"]}, collapsing | {"codes": None, "scales": None}
+        out, collapsing = {"y": out["y"]}, collapsing | absent
     shape = ("bf16", (rows, s, dim))
     expanded = gpu.run("expand_streams", {"out": shape}, streams=streams, **values)["out"]
     input_ = gpu.run("collapse_norm", out, streams=expanded, **collapsing, live=live, rows=rows)
     if in_place:
         np.testing.assert_array_equal(
             gpu.run_in_place("expand_collapse", "streams", "out", streams, **values, **collapsing,
-                             **({} if not quantised else {"codes": None, "scales": None}), y=np.zeros_like(branch)),
+                             **({} if not quantised else absent), y=np.zeros_like(branch)),
             expanded,
         )  # fmt: skip
         return

@@ -1,23 +1,23 @@
-"""The grid of the expert kernels against the tiles that their source gives a block."""
+"""The grid of the expert kernels against the tiles that their sources give a block."""
 
 import re
 
 import pytest
 
-from dsuf.cuda.table import KERNELS, expert_tiles
+from dsuf.cuda.table import KERNELS, expert_split
 from dsuf.cuda.toolchain import FOLDER
 
 RULE = re.search(r"constexpr int kSplitOf =([^;]+);", (FOLDER / "include" / "experts.cuh").read_text())
+EACH = re.search(r"kEach = kSplit == 1 \? (\d) : 1;", (FOLDER / "any" / "experts_down.cu").read_text())
 
 
-@pytest.mark.parametrize("width", [32, 64, 128, 256, 288, 480, 512, 576, 1024, 1152, 2016, 2048, 2304, 5120])
-def test_tiles_of_a_block(width: int) -> None:
-    """Eight warps, as many to a tile as the header says."""
+@pytest.mark.parametrize("width", [32, 128, 256, 288, 480, 576, 640, 672, 1152, 1280, 1312, 2304, 2560, 2592, 5120])
+def test_warps_that_share(width: int) -> None:
+    """As many as the header says."""
     assert RULE is not None
-    steps = re.findall(r"kWidth >= (\d+) \? (\d)", RULE[1])
+    steps = re.findall(r"kWidth > (\d+) \? (\d)", RULE[1])
     assert len(steps) == 3
-    split = next((int(warps) for least, warps in steps if width >= int(least)), 1)
-    assert expert_tiles(width) == 8 // split
+    assert expert_split(width) == next((int(warps) for most, warps in steps if width > int(most)), 1)
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,11 @@ def test_tiles_of_a_block(width: int) -> None:
 )
 def test_grids_cover_all_outputs(dim: int, inter: int) -> None:
     """No output is left out, and no block has none."""
-    names = {"dim": dim, "inter": inter, "slots": 3}
-    for entry, outputs, width in (("experts_up", inter, dim), ("experts_down", dim, inter)):
+    assert EACH is not None
+    names = {"dim": dim, "inter": inter, "slots": 3, "rows": 33}
+    for entry, outputs, tile, width in (("experts_up", inter, 8, dim), ("experts_down", dim, 16, inter)):
         columns, rows = KERNELS[entry].grid(names)
-        each = 16 * expert_tiles(width)
-        assert rows == 3
+        split = expert_split(width)
+        each = tile * (8 // split) * (int(EACH[1]) if entry == "experts_down" and split == 1 else 1)
+        assert rows == 2 + 3
         assert (columns - 1) * each < outputs <= columns * each

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsuf.kv.directory.contract import Candidate, Member
-from dsuf.kv.pulls import LEAST_BUDGET_S, MOST_TRIES, Pull, Speed, pick_provider, plan_pulls
+from dsuf.kv.pulls import LEAST_BUDGET_S, MOST_TRIES, Pull, Speed, plan_pulls, rank_providers
 from dsuf.types import CacheLayout
 
 LAYOUT = CacheLayout(fingerprint="f", page_tokens=128, page_bytes=1000, pages=100, state_bytes=500, replay_tokens=128)
@@ -78,5 +78,6 @@ def test_speed_follows_what_is_seen() -> None:
 def test_the_idlest_prefill_node_computes() -> None:
     busy, idle = member("a", role="prefill", running=3), member("b", role="prefill", waiting=1)
     others = [member("c"), member("d", role="decode"), member("e", role="prefill", draining=True)]
-    assert pick_provider([busy, idle, *others]) == idle
-    assert pick_provider(others) is None
+    assert rank_providers([busy, idle, *others], {}) == [idle, busy]
+    assert rank_providers([busy, idle, *others], {"b": 4}) == [busy, idle]
+    assert rank_providers(others, {}) == []

@@ -117,6 +117,9 @@ class GiverService:
             asked.last_s = asyncio.get_running_loop().time()
         if offer is not None:
             self._offers[offer.id] = offer
+        if self._turns.get(body.turn) is not asked:  # it was left while it was asked for
+            await self._giver.leave(asked.turn)
+            raise PeerError("the turn was left")
         return Offered(offer)
 
     async def _leave(self, name: str) -> None:

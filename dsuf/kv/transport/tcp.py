@@ -132,9 +132,7 @@ class Inlet(asyncio.BufferedProtocol):
             return self._head[self._head_at :]
         room = None
         if self._kind == BYTES and self._coming is not None and not self._coming.ended.done():
-            room = self._coming.room()
-            if room is None:
-                self.end("more bytes than were asked for")
+            room = self._coming.room()  # None where more came than was asked for, which shows at its end
         return (self._waste if room is None else room)[: self._left]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -165,7 +163,8 @@ class Inlet(asyncio.BufferedProtocol):
         """What follows a head."""
         self._left, self._kind, self._coming = size_bytes, kind, self._fetches.get(number)
         if size_bytes > (CHUNK_BYTES if kind == BYTES else _TEXT_BYTES if kind == FAILED else 0):
-            self.end("a chunk that makes no sense")
+            # Not here and now: the event loop is in the midst of reading into a buffer.
+            self._loop.call_soon(self.end, "a chunk that makes no sense")
         elif kind == END and (coming := self._fetches.pop(number, None)) is not None and not coming.ended.done():
             if coming.came_bytes == coming.size_bytes:
                 coming.ended.set_result(None)

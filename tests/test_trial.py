@@ -1,0 +1,188 @@
+"""A fleet to try: which processes there would be, how they start and end. No node runs here."""
+
+import argparse
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dsuf.errors import CommandError
+from dsuf.trial import command, fleet
+from dsuf.trial.command import Stopping, check, describe, watch
+from dsuf.trial.fleet import TrialFleet, answers, find_program
+from dsuf.trial.program import Program, stop_all
+
+NAP = [sys.executable, "-c", "import time; time.sleep(60)"]
+DEAF = "import signal, time; signal.signal(15, lambda *_: 0); print('on', flush=True); time.sleep(60)"
+STUBBORN = [sys.executable, "-c", DEAF]
+
+
+@pytest.fixture
+def tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis and balancer are installed, so to say."""
+    monkeypatch.setattr(fleet, "find_program", lambda name: f"/bin/{name}")
+
+
+def read_flags(program: Program) -> dict[str, str]:
+    """The flags of a node's process."""
+    words = program.command[4:]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def make_args(**changes: object) -> argparse.Namespace:
+    """What the command line gives."""
+    return argparse.Namespace(**{"nodes": 3, "prefill": 0, "port": 8000, "lenient": False, "logs": None} | changes)
+
+
+@pytest.mark.usefixtures("tools")
+def test_nodes_differ_in_ports_and_names_alone(tmp_path: Path) -> None:
+    trial = TrialFleet(3, tmp_path, port=9000, flags=("--threads", "1"))
+    flags = [read_flags(node) for node in trial.nodes]
+    assert [(f["--port"], f["--control-port"], f["--node-id"]) for f in flags] == [
+        ("9001", "9101", "node1"), ("9002", "9102", "node2"), ("9003", "9103", "node3"),
+    ]  # fmt: skip
+    same = {name: {f[name] for f in flags} for name in ("--role", "--redis-url", "--host", "--threads")}
+    assert same == {
+        "--role": {"both"}, "--redis-url": {"redis://127.0.0.1:9200/0"}, "--host": {"127.0.0.1"}, "--threads": {"1"},
+    }  # fmt: skip
+    assert (trial.url, trial.node_url(2)) == ("http://127.0.0.1:9000", "http://127.0.0.1:9002")
+    assert "9200" in trial.redis.command
+
+
+@pytest.mark.usefixtures("tools")
+def test_nodes_for_prompts_get_no_clients(tmp_path: Path) -> None:
+    trial = TrialFleet(3, tmp_path, port=9000, prefill=1, own_flags=lambda n: ("--advertise", f"x:{n}"))
+    assert [read_flags(node)["--role"] for node in trial.nodes] == ["prefill", "decode", "decode"]
+    assert [read_flags(node)["--advertise"] for node in trial.nodes] == ["x:1", "x:2", "x:3"]
+    config = (tmp_path / "haproxy.cfg").read_text()
+    assert "bind 127.0.0.1:9000" in config
+    assert [line.split()[2] for line in config.splitlines() if line.startswith("  server ")] == [
+        "127.0.0.1:9002", "127.0.0.1:9003",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("tools")
+def test_the_secret_is_not_on_the_command_line(tmp_path: Path) -> None:
+    """Where everybody on the machine could read it; each fleet has its own."""
+    trial, other = (TrialFleet(1, tmp_path, port=9000) for _ in range(2))
+    assert trial.secret != other.secret
+    assert not any(trial.secret in word for program in trial.programs for word in program.command)
+    assert trial.nodes[0]._environ is not None
+    assert trial.nodes[0]._environ["DSUF_PEER_SECRET"] == trial.secret
+
+
+@pytest.mark.usefixtures("tools")
+def test_a_fleet_that_does_not_start_leaves_nothing(tmp_path: Path) -> None:
+    trial = TrialFleet(2, tmp_path, port=9000)
+    trial.redis.command, trial.nodes[0].command = NAP, NAP
+    trial.nodes[1].command = [sys.executable, "-c", "print('no such model'); raise SystemExit(2)"]
+    trial.wait_ready = lambda number, seconds=5.0: (  # type: ignore[method-assign, misc, assignment]
+        None if number == 1 else TrialFleet.wait_ready(trial, number, seconds)
+    )
+    with pytest.raises(CommandError, match="node2 ended with code 2:\nno such model"):
+        trial.start()
+    assert [program.code is not None for program in (trial.redis, *trial.nodes)] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"nodes": 0}, "1 to 64"), ({"nodes": 65}, "1 to 64"), ({"nodes": 2, "prefill": 2}, "--prefill 2"),
+        ({"prefill": -1}, "--prefill -1"), ({"port": 80}, "--port 80"), ({"port": 65_500}, "--port 65500"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(changes: dict[str, object], words: str) -> None:
+    check(make_args())
+    with pytest.raises(CommandError, match=words):
+        check(make_args(**changes))
+
+
+def test_what_is_not_installed_is_named() -> None:
+    with pytest.raises(CommandError, match="apt-get install"):
+        find_program("no-such-program-anywhere")
+
+
+@pytest.mark.usefixtures("tools")
+def test_the_command_ends_with_what_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trial = TrialFleet(1, tmp_path, port=9000)
+    trial.nodes[0].command = [sys.executable, "-c", "print('last words'); raise SystemExit(3)"]
+    trial.nodes[0].start()
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        stopping = Stopping()
+        assert watch(trial, stopping, lenient=False) == 1
+        assert "node1 ended with code 3:\nlast words" in capsys.readouterr().out
+        signal.raise_signal(signal.SIGINT)
+        assert watch(trial, stopping, lenient=True) == 130
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
+            signal.signal(number, handler)
+    assert trial.url in describe(trial) and trial.node_url(1) in describe(trial)
+
+
+def test_the_command_stops_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where waiting for the end fails."""
+    done: list[str] = []
+
+    class Fake:
+        url = "http://x"
+
+        def __init__(self, *args: object, **options: object) -> None: ...
+        def start(self, tell: object) -> None:
+            done.append("start")
+
+        def node_url(self, number: int) -> str:
+            return "http://y"
+
+        def stop(self) -> None:
+            done.append("stop")
+
+    def fail(*args: object, **options: object) -> int:
+        raise RuntimeError("planned")
+
+    monkeypatch.setattr(command, "TrialFleet", Fake)
+    monkeypatch.setattr(command, "Stopping", lambda: None)
+    monkeypatch.setattr(command, "watch", fail)
+    with pytest.raises(RuntimeError, match="planned"):
+        command.run(make_args(logs=tmp_path / "logs"))
+    assert done == ["start", "stop"]
+
+
+def test_a_program_ends_politely_or_by_force(tmp_path: Path) -> None:
+    polite, stubborn = Program("polite", NAP, tmp_path), Program("stubborn", STUBBORN, tmp_path)
+    assert (polite.pid, polite.code) == (0, None)
+    for program in (polite, stubborn):
+        program.start()
+        assert program.pid and program.code is None
+    while "on" not in stubborn.tail():
+        time.sleep(0.01)
+    began_s = time.monotonic()
+    stop_all([polite, stubborn], 0.3)
+    assert time.monotonic() - began_s < 5.0
+    assert (polite.code, stubborn.code) == (-signal.SIGTERM, -signal.SIGKILL)
+    polite.stop(1.0)  # nothing to do
+    polite.start()
+    assert polite.code is None
+    polite.stop(5.0)
+    assert polite.code == -signal.SIGTERM
+
+
+def test_a_frozen_program_can_be_killed(tmp_path: Path) -> None:
+    program = Program("frozen", NAP, tmp_path)
+    program.start()
+    program.send(signal.SIGSTOP)
+    assert not program.wait(0.05)
+    program.kill()
+    assert program.code == -signal.SIGKILL
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="balancer: /no/such/program: No such file"):
+        Program("balancer", ["/no/such/program"], tmp_path).start()
+    assert Program("x", NAP, tmp_path).tail() == ""
+
+
+def test_nobody_answers_where_nobody_listens() -> None:
+    assert not answers(1, "/readyz")

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,23 +44,23 @@ TEXT = "The turtle crossed the road because it could, and nobody on the other si
 
 
 class Stamps:
-    """When each piece of each stream was there to be sent. Names are sorted out when somebody asks, not meanwhile."""
+    """When each piece of each stream was there to be sent.
+
+    `steps` takes the time of a step, the turns to which it gave tokens, and the streams of turns; these are sorted out
+    when somebody asks, not meanwhile.
+    """
 
     def __init__(self) -> None:
+        self.steps: list[tuple[float, list[str], Mapping[str, str]]] = []
         self._times: dict[str, list[float]] = {}
-        self._steps: list[tuple[float, list[str], Mapping[str, str]]] = []
 
     def open(self, name: str) -> list[float]:
         """The list to which the times of stream `name` are added."""
         return self._times.setdefault(name, [])
 
-    def add_step(self, now_s: float, turns: list[str], names: Mapping[str, str]) -> None:
-        """A step gave each of `turns` tokens at `now_s`; `names` has the stream of each turn."""
-        self._steps.append((now_s, turns, names))
-
     def take(self) -> dict[str, list[float]]:
         """All times since the last call."""
-        steps, self._steps = self._steps, []
+        steps, self.steps = self.steps, []
         for now_s, turns, names in steps:
             for turn in turns:
                 self.open(names[turn]).append(now_s)
@@ -104,34 +104,28 @@ class Pace:
         return self._due_s - now_s
 
 
-class StampedEngine:
-    """A scripted engine whose results are stamped, by session, with the time at which their step came back."""
+class Stamping:
+    """Stamps the results of a scripted engine, by session, with the time at which their step came back."""
 
-    def __init__(self, inner: ScriptedEngine, pace: Pace, stamps: Stamps) -> None:
-        inner.take_time(pace.call_later)
-        self._inner = inner
-        self._pace = pace
-        self._stamps = stamps
+    def __init__(self, engine: ScriptedEngine, pace: Pace, stamps: Stamps) -> None:
+        engine.take_time(pace.call_later)
+        self._pace, self._stamps = pace, stamps
+        self._attach, self._run = engine.attach, engine.run
         self._names: dict[str, str] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        engine.attach = self.attach  # type: ignore[method-assign]
+        engine.run = self.run  # type: ignore[method-assign]
 
     def attach(self, turn: Turn, pages: Sequence[int]) -> None:
         """Attach, and remember how the client calls this turn."""
         self._names[turn.id] = turn.session
-        self._inner.attach(turn, pages)
+        self._attach(turn, pages)
 
-    def step(self, plan: StepPlan) -> Awaitable[list[StepResult]]:
-        """One step, which is in the engine's queue when this returns."""
-        step = self._inner.step(plan)
-        step.add_done_callback(self._stamp)
-        return step
-
-    def _stamp(self, step: asyncio.Future[list[StepResult]]) -> None:
-        if not step.cancelled():
-            turns = [result.turn for result in step.result() if result.ids]
-            self._stamps.add_step(self._pace.woke_s.popleft(), turns, self._names)
+    def run(self, plan: StepPlan) -> list[StepResult]:
+        """One step, whose time is over now."""
+        results = self._run(plan)
+        turns = [result.turn for result in results if result.ids]
+        self._stamps.steps.append((self._pace.woke_s.popleft(), turns, self._names))
+        return results
 
 
 class PacedNode(Node):
@@ -143,8 +137,9 @@ class PacedNode(Node):
         self._stamps = stamps
 
     async def _load(self, model: Model) -> Engine:
-        engine = cast(ScriptedEngine, await super()._load(model))
-        return cast(Engine, StampedEngine(engine, self._pace, self._stamps))
+        engine = await super()._load(model)
+        Stamping(cast(ScriptedEngine, engine), self._pace, self._stamps)
+        return engine
 
 
 class Ticker:
@@ -229,10 +224,10 @@ async def drive_engine(args: argparse.Namespace, stamps: Stamps, over: asyncio.E
     facts = EngineFacts(
         name="scripted", device="none", context_tokens=1 << 16, max_turns=args.turns, vocabulary=1 << 17, eos_id=1
     )
-    inner = ScriptedEngine(script, vocabulary.encode, vocabulary.decode, facts)
-    engine = StampedEngine(inner, Pace(args.step_s), stamps)
+    engine = ScriptedEngine(script, vocabulary.encode, vocabulary.decode, facts)
+    Stamping(engine, Pace(args.step_s), stamps)
     sampling = Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=args.reply_tokens)
-    pages = inner.layout.pages // args.turns
+    pages = engine.layout.pages // args.turns
     for i in range(args.turns):
         turn = Turn(id=str(i), session=f"stream-{i}", prompt=Prompt(ids=(5, 6)), sampling=sampling)
         engine.attach(turn, range(i * pages, (i + 1) * pages))

@@ -103,6 +103,7 @@ def build_app(parts: Parts) -> web.Application:
     """The application that serves `parts`. Run it with `connection.ApiRunner`, which tells handlers of lost clients."""
     app = web.Application(client_max_size=parts.settings.body_limit_bytes)
     app[SETTINGS] = parts.settings
+    parts.submit.on_delivered = parts.outbox.flush
     app.router.add_route("*", "/{path:.*}", partial(_dispatch, parts=parts), expect_handler=_expect)
 
     @web.middleware

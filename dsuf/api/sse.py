@@ -109,7 +109,7 @@ class EventStream:
         await self.response.prepare(self._request)
 
     def push(self, data: bytes) -> None:
-        """Have `data` written to a client that is `free`, before the loop rests.
+        """Have `data` written to a client that is `free`, behind the step under way.
 
         The bytes are those that `send` writes, which goes a longer way: through four coroutines, once for every token.
         """

@@ -67,13 +67,14 @@ class ScriptedEngine:
 
     def step(self, plan: StepPlan) -> asyncio.Future[list[StepResult]]:
         """Take the time that the rules say, then advance every turn of `plan` that has not ended."""
-        return self._line.add(partial(self._run, plan), partial(self._time, plan), about=plan)
+        return self._line.add(partial(self.run, plan), partial(self._time, plan), about=plan)
 
     def detach(self, turn: str) -> None:
         """Forget `turn`."""
         if any(isinstance(plan, StepPlan) and turn in _names(plan) for plan in self._line.under_way):
             raise RuntimeError(f"turn {turn!r} is touched while its step runs")
-        self._turns.pop(turn, None)
+        if (progress := self._turns.pop(turn, None)) is not None:
+            progress.write_out()
 
     def read_state(self, turn: str) -> asyncio.Future[SessionState | None]:
         """The last of the ids whose positions are filled: a real engine has not fed the last token yet."""
@@ -127,14 +128,18 @@ class ScriptedEngine:
         prefill_s = sum([(part.stop - part.start) * rule.prefill_s_per_token for part, rule in parts])
         return prefill_s + max([turn.rule.step_s for turn in self._decoding(plan)], default=0.0)
 
-    def _run(self, plan: StepPlan) -> list[StepResult]:
-        """One step."""
-        decoded = [turn.decode() for name in plan.decode if not (turn := self._turns[name]).ended]
+    def run(self, plan: StepPlan) -> list[StepResult]:
+        """Run `plan` here and now."""
+        results = []
+        for name in plan.decode:
+            if not (turn := self._turns[name]).ended:
+                results.append(turn.decode())
+                if results[-1].finish is not None:
+                    self._repeated = None
         if plan.prefill:
-            decoded += [self._turns[part.turn].prefill(part) for part in plan.prefill]
-        if any(result.finish for result in decoded):
-            self._repeated = None
-        return decoded
+            self._write_out()
+            results += [self._turns[part.turn].prefill(part) for part in plan.prefill]
+        return results
 
     def _decoding(self, plan: StepPlan) -> list[ScriptedTurn]:
         """The turns that decode in a step."""
@@ -170,7 +175,13 @@ class ScriptedEngine:
         progress.length = length
         return length
 
+    def _write_out(self) -> None:
+        """Bring all pages up to date."""
+        for turn in self._turns.values():
+            turn.write_out()
+
     def _copy_out(self, pages: Sequence[int], into: Sequence[memoryview]) -> None:
+        self._write_out()
         for page, buffer in zip(pages, into, strict=True):
             buffer[:] = memoryview(self._rows[page]).cast("B")
 

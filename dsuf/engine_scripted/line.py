@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 _T = TypeVar("_T")
 
@@ -21,11 +21,8 @@ Takes = Callable[[], float | Awaitable[float]]
 """How many seconds a call takes, asked when it begins; where that itself takes time, to be waited for."""
 
 
-class _Call(NamedTuple):
-    result: asyncio.Future[Any]
-    work: Callable[[], Any]
-    takes: Takes | None
-    about: object
+_Call = tuple[asyncio.Future[Any], Callable[[], Any], Takes | None, object]
+"""Its result, what is to be done, how long that takes, what it is about."""
 
 
 class Line:
@@ -44,14 +41,14 @@ class Line:
     @property
     def under_way(self) -> list[object]:
         """What the calls in the line are about."""
-        return [call.about for call in self._calls]
+        return [about for *_, about in self._calls]
 
     def add(self, work: Callable[[], _T], takes: Takes | None = None, about: object = None) -> asyncio.Future[_T]:
         """Put a call behind the others: `work` at the end of the time that it takes, if any. Its result is for later;
         who gives it up gives up the result alone."""
         self._loop = self._loop or asyncio.get_running_loop()
         result: asyncio.Future[_T] = self._loop.create_future()
-        self._calls.append(_Call(result, work, takes, about))
+        self._calls.append((result, work, takes, about))
         if len(self._calls) == 1:
             self._begin()
         return result
@@ -64,14 +61,14 @@ class Line:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
         while self._calls:
-            self._calls.popleft().result.cancel()
+            self._calls.popleft()[0].cancel()
 
     def _begin(self) -> None:
         """Make calls up to the first that takes time, and begin that one."""
         while self._calls:
-            call = self._calls[0]
+            takes = self._calls[0][2]
             try:
-                seconds = None if call.takes is None else call.takes()
+                seconds = None if takes is None else takes()
             except Exception as error:
                 self._settle(error)
                 continue
@@ -104,15 +101,15 @@ class Line:
 
     def _settle(self, error: Exception | None = None) -> None:
         """Make the first call, unless it failed already, and give what comes of it to who still waits."""
-        call = self._calls[0]
+        result, work = self._calls[0][:2]
         try:
             if error is not None:
                 raise error
-            given = call.work()
+            given = work()
         except Exception as failure:
-            if not call.result.done():
-                call.result.set_exception(failure)
+            if not result.done():
+                result.set_exception(failure)
         else:
-            if not call.result.done():
-                call.result.set_result(given)
+            if not result.done():
+                result.set_result(given)
         self._calls.popleft()

@@ -8,6 +8,7 @@ from dsuf.sched.audit import Auditor
 from dsuf.sched.endings import record_end
 from dsuf.sched.held import Held
 from dsuf.sched.places import Places
+from dsuf.sched.ticket import OVER
 from dsuf.types import Finish, StepResult
 
 Waits = dict[tuple[int, float], int]
@@ -30,7 +31,7 @@ class Delivery:
         rounds: Rounds = {}
         for result in results:
             held = self._places.get(result.turn)
-            if held is None or (ticket := held.ticket).ended:
+            if held is None or (ticket := held.ticket).stage in OVER:
                 continue
             if result.prefilled > held.done_tokens:
                 self._places.advance(held, result.prefilled)

@@ -165,6 +165,8 @@ class Places:
     def retire(self) -> list[Held]:
         """Detach the turns of which nothing is under way any more, and return them."""
         leaving = [held for held in self._held.values() if held.leaving is not None]
+        if not leaving:
+            return []
         for held in leaving:
             if held.may_go and held.lacks_state:
                 log_event("turn stays", turn=held.turn.id, length=held.length)

@@ -8,7 +8,6 @@ from dsuf.sched.held import Held
 from dsuf.sched.policy import Choice, Prefilling, Row, Rules, State, choose_step
 from dsuf.types import StepPlan
 
-_EMPTY = Shape()
 _SAMPLE_S = 1.0  # a fit takes hundreds of microseconds on a cold cache
 _LATE, _LATE_S = 1.5, 0.02  # what takes so much longer than expected is looked at sooner
 
@@ -54,11 +53,12 @@ class Planner:
         self._note_chunks(choice, state, begins_s)
         return choice
 
-    def observe(self, shape: Shape, seconds: float, now_s: float) -> None:
-        """A step of `shape` took `seconds`. Of steps that only decode, and as before, a sample is enough."""
-        if (shape is self._observed and now_s - self._observed_s < _LATE_S) or shape == _EMPTY:
+    def observe(self, choice: Choice, seconds: float, now_s: float) -> None:
+        """The step of `choice` took `seconds`. Of steps that only decode, and as before, a sample is enough."""
+        shape = choice.shape
+        if not (shape.rows or shape.tokens):
             return
-        late = seconds > _LATE * self.fit.cost.predict_s(shape)
+        late = seconds > _LATE * choice.expected_s
         if shape.tokens or shape != self._observed or now_s - self._observed_s >= (_LATE_S if late else _SAMPLE_S):
             self._observed, self._observed_s = shape, now_s
             self.fit.observe(shape, seconds)

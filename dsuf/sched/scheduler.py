@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -44,6 +44,7 @@ class Scheduler:
     ) -> None:  # fmt: skip
         self.progressed_s = time.monotonic()
         self.steps = 0
+        self.on_delivered: Callable[[], None] = lambda: None
         self._engine, self._limits, self._metrics, self._sessions = engine, limits, metrics, sessions
         self._places = Places(engine, sessions, limits.chunk_tokens, self._poke)
         self._flight = Flight(engine, self._on_landing)
@@ -179,10 +180,12 @@ class Scheduler:
         try:
             if self._land():
                 self._go_on()
-                return
+            else:
+                self._poke()
+            self.on_delivered()
         except Exception as error:
             self._fault = error
-        self._poke()
+            self._poke()
 
     def _go_on(self) -> None:
         """Let go who has left, and launch what there is to do."""
@@ -232,7 +235,7 @@ class Scheduler:
             self._failing_steps = 0
             if self._reception.trouble is not None:
                 self._set_trouble(None)
-            self._planner.observe(step.choice.shape, seconds, self.progressed_s)
+            self._planner.observe(step.choice, seconds, self.progressed_s)
             self._metrics.observe_step(seconds)
             taken = self._delivery.deliver(results, self.progressed_s) and taken
         return taken

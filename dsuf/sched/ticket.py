@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -12,6 +12,9 @@ from dsuf.types import StepResult, Turn, Usage
 
 Stage = Literal["queued", "prefilling", "decoding", "writing", "gone"]
 """Where a turn is: waiting, in the engine (two stages), computed but not yet read to its end, or over."""
+
+OVER: Final = ("writing", "gone")
+"""Stages of a turn to which the scheduler will feed nothing more."""
 
 
 class TurnTicket:
@@ -49,7 +52,7 @@ class TurnTicket:
     @property
     def ended(self) -> bool:
         """Whether the scheduler will feed nothing more."""
-        return self.stage in ("writing", "gone")
+        return self.stage in OVER
 
     @property
     def generated_tokens(self) -> int:

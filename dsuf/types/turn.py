@@ -83,7 +83,9 @@ class Ticket(Protocol):
 
 
 class Submit(Protocol):
-    """What `api/` asks of the scheduler."""
+    """What `api/` asks of the scheduler. `on_delivered` is called whenever what came of a step has been handed on."""
+
+    on_delivered: Callable[[], None]
 
     def submit(self, turn: Turn) -> Ticket:
         """Queue a turn; raises `QueueFull`, `Unavailable` or `ContextTooLong` at once."""

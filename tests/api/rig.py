@@ -29,8 +29,8 @@ Step = StepResult | Exception | float
 class ScriptedTicket:
     """A ticket that plays its script and remembers that it was cancelled."""
 
-    def __init__(self, turn: Turn, script: Sequence[Step], *, pushes: bool = True) -> None:
-        self.turn, self.pushes = turn, pushes
+    def __init__(self, turn: Turn, script: Sequence[Step], on_delivered: Callable[[], None], *, pushes: bool) -> None:
+        self.turn, self.on_delivered, self.pushes = turn, on_delivered, pushes
         self.script = list(script)
         self.cancelled = asyncio.Event()
         self.reason: str | None = None
@@ -53,7 +53,9 @@ class ScriptedTicket:
             if isinstance(step, StepResult):
                 self.given += 1
                 self.ended = step.finish is not None
-                if not (self.given > 1 and self.take is not None and not self.ended and self.take(step)):
+                if self.given > 1 and self.take is not None and not self.ended and self.take(step):
+                    self.on_delivered()
+                else:
                     self.iterated += 1
                     yield step
 
@@ -73,12 +75,13 @@ class ScriptedSubmit:
         self.script: Callable[[Turn], Sequence[Step]] = lambda turn: [StepResult(turn=turn.id, finish="stop")]
         self.refusal: Exception | None = None
         self.pushes = True
+        self.on_delivered: Callable[[], None] = lambda: None
         self.tickets: list[ScriptedTicket] = []
 
     def submit(self, turn: Turn) -> ScriptedTicket:
         if self.refusal is not None:
             raise self.refusal
-        self.tickets.append(ScriptedTicket(turn, self.script(turn), pushes=self.pushes))
+        self.tickets.append(ScriptedTicket(turn, self.script(turn), self.on_delivered, pushes=self.pushes))
         return self.tickets[-1]
 
     @property

@@ -92,24 +92,21 @@ class Sink:
     def write(self, data: bytes, now_s: float) -> None:
         """Note `data`."""
         assert now_s > 0
+        if data == b"fails":
+            raise RuntimeError("no way out")
         self.written.append(data)
 
 
-async def test_an_outbox_writes_before_the_loop_rests_or_when_told() -> None:
+def test_an_outbox_writes_when_it_is_told_and_in_order(caplog: pytest.LogCaptureFixture) -> None:
     outbox, first, second = Outbox(), Sink(), Sink()
     outbox.flush()
-    outbox.put(first, b"a")
-    outbox.put(second, b"b")
+    for sink, data in ((first, b"a"), (first, b"b"), (second, b"fails"), (second, b"c")):
+        outbox.put(sink, data)
     assert first.written == second.written == []
-    await asyncio.sleep(0)
-    assert (first.written, second.written) == ([b"a"], [b"b"])
-    outbox.put(first, b"c")
     outbox.flush()
-    assert first.written == [b"a", b"c"]
-    await asyncio.sleep(0)
-    outbox.put(first, b"d")
-    await asyncio.sleep(0)
-    assert first.written == [b"a", b"c", b"d"]
+    outbox.flush()
+    assert (first.written, second.written) == ([b"a", b"b"], [b"c"])
+    assert [record.message for record in caplog.records] == ["write failed"]
 
 
 async def test_events_are_named_where_the_protocol_names_them(rig: Rig) -> None:

@@ -30,8 +30,9 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Breakag
         yield rig
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize(
+    ("number", "fault"), [(number, fault) for number in range(3) for fault in FAULTS if number == 0 or fault != "none"]
+)
 async def test_a_fault_during_pulls_costs_time_and_nothing_else(rig: Breakage, fault: str, number: int) -> None:
     found = await rig.run(fault, number)
     print(found)

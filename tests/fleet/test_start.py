@@ -1,14 +1,18 @@
 """How nodes of a fleet start: what cannot work is one line and exit code 2, what may come later they go on without."""
 
+import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
 
-from tests.fleet.rig import read_ready
+from tests.fleet.rig import find_ports, read_ready
 from tests.kv.directory.redis_server import RedisServer, stopping
 from tests.node.process import ROOT, Process
 from tests.node.rig import write_script
@@ -64,3 +68,34 @@ async def test_without_redis_a_node_starts_and_says_so(model_dir: Path, tmp_path
         finally:
             node.process.kill()
             node.process.wait()
+
+
+def test_the_command_prints_one_url_and_ends_with_all_it_started(tmp_path: Path) -> None:
+    """`bin/fleet 2`, until SIGTERM."""
+    for name in ("redis-server", "haproxy"):
+        if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None:
+            pytest.skip(f"no {name} on this machine")
+    port, clean = find_ports(), {name: value for name, value in os.environ.items() if not name.startswith("DSUF_")}
+    script = write_script(tmp_path, [{"reply": "Hello."}])
+    process = subprocess.Popen(
+        [ROOT / "bin" / "fleet", "2", "--port", str(port), "--logs", str(tmp_path)],
+        env=clean | {
+            "DSUF_NO_SETUP": "1", "DSUF_PYTHON": sys.executable, "DSUF_ENGINE": "scripted", "DSUF_SCRIPT": str(script),
+        },
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout)
+        printed = "".join(next(lines) for _ in range(4))
+        assert f"ready: http://127.0.0.1:{port}\n" in printed, printed
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as reply:
+            assert reply.status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    for above in (0, 1, 2, 101, 102, 200):
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port + above)) != 0, above

@@ -29,7 +29,7 @@ def report(server: Process, what: str, capsys: pytest.CaptureFixture[str]) -> di
 
 
 def test_lag_with_many_streams(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rules: list[dict[str, object]] = [{"reply": "word " * 400, "step_s": 0.003}]
+    rules: list[dict[str, object]] = [{"reply": "word " * 400, "step_s": 0.006}]
     with serving_script(model_dir, tmp_path, rules, "--max-turns", "32") as server:
         read_streams(server, ["go"] * 32, 300)
         lag = report(server, "32 streams of the scripted engine", capsys)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dsuf.kv.directory.contract import Directory, Member
-from dsuf.kv.pulls import Pull, Speed, plan_pulls, rank_providers
+from dsuf.kv.pulls import Pull, Speed, budget_order, plan_pulls, rank_providers
 from dsuf.kv.sessions import Sessions
 from dsuf.kv.taker import Taker
 from dsuf.observe.log import log_event
@@ -93,28 +93,30 @@ class Puller:
     async def _delegate(self, turn: Turn) -> int | None:
         """Have a node that only computes prompts compute what is missing, and another one where that fails."""
         starts, tries = [], 0
+        ends_s = time.monotonic() + budget_order(await self._count_missing(turn), self._token_s())
         for provider in rank_providers(self._directory.members(), self._given):
             taker = self._peers.taker(provider)
-            if taker is None or tries == MOST_PROVIDERS:
+            left_s = ends_s - time.monotonic()
+            if taker is None or tries == MOST_PROVIDERS or left_s <= 0:
                 continue
             tries += 1
-            starts.append(await self._order(turn, provider, taker))
-            if await self._misses_little(turn):
+            starts.append(await self._order(turn, provider, taker, left_s))
+            if await self._count_missing(turn) <= self._sessions.layout.page_tokens:
                 break
         else:
             log_event("prompt computed here", level="debug", turn=turn.id, tries=tries)
         return min((start for start in starts if start is not None), default=None)
 
-    async def _order(self, turn: Turn, provider: Member, taker: Taker) -> int | None:
+    async def _order(self, turn: Turn, provider: Member, taker: Taker, budget_s: float) -> int | None:
         """Have `provider` compute the prompt of `turn`, and count that it does."""
         self._given[provider.node] += 1
         try:
-            return await taker.take(turn, compute=True)
+            return await taker.take(turn, compute=True, budget_s=budget_s)
         finally:
             self._given[provider.node] -= 1
             self._given += Counter()  # without those that are zero
 
-    async def _misses_little(self, turn: Turn) -> bool:
-        """Whether no more than a page of the prompt has to be computed here."""
+    async def _count_missing(self, turn: Turn) -> int:
+        """Tokens of the prompt that would have to be computed here."""
         here = (await self._sessions.foresee(turn))[1]
-        return len(turn.prompt.ids) - here <= self._sessions.layout.page_tokens
+        return len(turn.prompt.ids) - here

@@ -19,6 +19,11 @@ LEAST_BUDGET_S = 0.05
 """A shorter one would run out within a pause of the loop on either side."""
 
 
+ORDER_FACTOR = 3.0
+LEAST_ORDER_S = 30.0
+"""Another node may have other prompts to compute first."""
+
+
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """What a peer's bytes cost: seconds until the first one, and bytes a second from then on."""
 
@@ -67,6 +72,13 @@ def plan_pulls(
             found.append((saved_s - cost_s, Pull(member=candidate.member, tokens=tokens, budget_s=budget_s)))
     found.sort(key=lambda pair: -pair[0])
     return tuple(pull for _, pull in found[:MOST_TRIES])
+
+
+def budget_order(tokens: int, token_s: float) -> float:
+    """Seconds in all that other nodes may take for computing `tokens` of a prompt, which here would take `token_s` each
+    (0: not known). They may be slower than this node, whose streams they spare, but not without end.
+    """
+    return max(LEAST_ORDER_S, ORDER_FACTOR * tokens * (token_s or UNKNOWN_TOKEN_S))
 
 
 def rank_providers(members: Sequence[Member], given: Mapping[str, int]) -> list[Member]:

@@ -4,6 +4,9 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 
+import pytest
+
+from dsuf.kv import pulls
 from dsuf.kv.directory.contract import Candidate, Health, Member
 from dsuf.kv.puller import Puller
 from dsuf.kv.pulls import Speed
@@ -190,6 +193,17 @@ async def test_a_second_node_computes_what_the_first_one_failed_to() -> None:
         assert scene.pairs["a"].computed == [16] and scene.pairs["b"].computed[-1] == 40
         assert await scene.start(turn) > 30
         assert not scene.puller._given
+
+
+async def test_orders_are_given_up_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece comes in time, but all of them would take too long; and the second node is not asked any more."""
+    monkeypatch.setattr(pulls, "LEAST_ORDER_S", 0.3)
+    async with Scene("a", "b", delegates=True, role="prefill", token_s=1e-4) as scene:
+        scene.pairs["a"].giver.fault = lambda name, number: 0.2 * (name == "offer")
+        began_s = time.monotonic()
+        await scene.puller.take(make_turn("t", ids(60)))
+        assert time.monotonic() - began_s < 1.5
+        assert scene.pairs["a"].giver.calls["offer"] == 2 and not scene.pairs["b"].giver.calls
 
 
 async def test_what_is_kept_is_fetched_before_the_rest_is_ordered() -> None:

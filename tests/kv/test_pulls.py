@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsuf.kv.directory.contract import Candidate, Member
-from dsuf.kv.pulls import LEAST_BUDGET_S, MOST_TRIES, Pull, Speed, plan_pulls, rank_providers
+from dsuf.kv.pulls import (
+    LEAST_BUDGET_S,
+    LEAST_ORDER_S,
+    MOST_TRIES,
+    Pull,
+    Speed,
+    budget_order,
+    plan_pulls,
+    rank_providers,
+)
 from dsuf.types import CacheLayout
 
 LAYOUT = CacheLayout(fingerprint="f", page_tokens=128, page_bytes=1000, pages=100, state_bytes=500, replay_tokens=128)
@@ -73,6 +82,12 @@ def test_speed_follows_what_is_seen() -> None:
     for _ in range(40):
         speed = speed.learn(100, 0.002)
     assert speed.wait_s == pytest.approx(0.002, rel=0.05)
+
+
+def test_orders_have_a_budget_too() -> None:
+    assert budget_order(100, 0.001) == LEAST_ORDER_S
+    assert budget_order(32_768, 0.001) == pytest.approx(98.3, rel=0.01)
+    assert budget_order(32_768, 0.0) == budget_order(32_768, 0.001)
 
 
 def test_the_idlest_prefill_node_computes() -> None:

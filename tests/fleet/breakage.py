@@ -111,8 +111,8 @@ class Breakage:
             tokens=add_up(chats, first=False), overrun_s=round(overrun_s, 3), problems=problems,
         )  # fmt: skip
 
-    async def wait_whole(self, within_s: float = 60.0) -> None:
-        """Wait until all nodes are ready, know each other, and leave nobody alone."""
+    async def wait_whole(self, within_s: float = 90.0) -> None:
+        """Wait until all nodes are ready, know each other, and leave nobody alone, which can take a minute."""
         async with asyncio.timeout(within_s):
             for number in range(1, NODES + 1):
                 await asyncio.to_thread(self.fleet.wait_ready, number, within_s)

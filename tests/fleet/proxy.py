@@ -101,8 +101,10 @@ class Proxy:
         if self._action is not None and self.sent_bytes >= self._at_bytes:
             action, self._action = self._action, None
             action()
-        if self.pace_bytes_s:
-            await asyncio.sleep(len(data) / self.pace_bytes_s)
+        left_bytes = float(len(data))
+        while self.pace_bytes_s and left_bytes > 0:  # which may be over before they are through
+            await asyncio.sleep(0.02)
+            left_bytes -= 0.02 * self.pace_bytes_s
         if self.flips and len(data) == _READ_BYTES:
             self.flips -= 1
             middle = len(data) // 2

@@ -152,7 +152,8 @@ class ApiServer(web.Server):
     def __call__(self) -> web.RequestHandler:
         """A protocol for a new connection."""
         loop = asyncio.get_running_loop()
-        return Connection(self, settings=self._settings, loop=loop, **self._kwargs)
+        options = {**self._kwargs, "auto_decompress": False}  # `body` unpacks
+        return Connection(self, settings=self._settings, loop=loop, **options)
 
 
 class ApiRunner(web.AppRunner):

@@ -24,7 +24,9 @@ class Device:
 
     def __init__(self, index: int = 0) -> None:
         if driver is None:
-            raise CommandError("no cuda-python: install the packages of requirements-cuda.lock")
+            raise CommandError(
+                "no GPU to be used: cuda-python is not installed; a start installs it where nvidia-smi lists one"
+            )
         try:
             _call(driver.cuInit(0))
             self.handle = _call(driver.cuDeviceGet(index))

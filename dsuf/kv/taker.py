@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from dsuf.errors import CheckpointError
+from dsuf.errors import CheckpointError, PeerError
 from dsuf.kv.calls import finish_within, see_through, work
 from dsuf.kv.claims import Filling, Lease
 from dsuf.kv.handoff import Giver, Offer, Piece, check_offer
@@ -88,7 +88,12 @@ class Taker:
     def _fail(self, taking: _Taking, error: Exception) -> PullResult:
         """Taking over ended early, because of `error`."""
         self._metrics.count_handoff("failed")
-        log_event("hand-off failed", level="warning", error=error, turn=taking.turn.id, pages=taking.pages)
+        # What peers and networks do is told in a line; a traceback is for what nobody expects.
+        expected = isinstance(error, TimeoutError | OSError | PeerError | CheckpointError)
+        log_event(
+            "hand-off failed", level="warning", error=None if expected else error, turn=taking.turn.id,
+            pages=taking.pages, reason=str(error) or type(error).__name__,
+        )  # fmt: skip
         if isinstance(error, TimeoutError | OSError):
             self._avoid()
         return "late" if isinstance(error, TimeoutError) else "refused" if isinstance(error, NoRoom) else "failed"
@@ -129,7 +134,7 @@ class Taker:
         try:
             await finish_within(self._giver.leave(turn), self._deadline_s)
         except Exception as error:
-            log_event("hand-off not ended", level="warning", error=error, turn=turn.id)
+            log_event("hand-off not ended", level="warning", reason=str(error) or type(error).__name__, turn=turn.id)
 
     async def _take_next(self, taking: _Taking) -> bool:
         """Take the next offer; False where none is to come."""

@@ -143,7 +143,7 @@ class Reception:
             return
         if not ticket.ended:
             where = "waiting" if ticket.stage == "queued" else ticket.stage
-            text = f"no complete answer within {age_s:.1f} s ({where})"
+            text = f"no complete answer within {age_s:.3g} s ({where})"
             self.fail([ticket], DeadlineExceeded(text, retry_after_s=self._retry_after_s()))
 
     def _leave(self, ticket: TurnTicket, reason: str) -> None:

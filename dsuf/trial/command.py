@@ -23,16 +23,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefill", metavar="M", type=int, default=0, help="M of them only compute prompts (default: 0)"
     )
-    parser.add_argument("--port", type=int, default=8000, help="the balancer's; nodes listen above it (default: 8000)")
-    parser.add_argument("--logs", metavar="DIR", type=Path, help="where output goes (default: a new folder)")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=8000,
+        help="the balancer's; nodes take those above it, and those 100 and 200 above (default: 8000)",
+    )
+    parser.add_argument(
+        "--logs", metavar="DIR", type=Path, help="where output goes, and stays (default: a new folder under /tmp)"
+    )
     parser.add_argument("--lenient", action="store_true", help="go on when something ends by itself")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the fleet until a signal comes or something ends; raises `CommandError`."""
     check(args)
-    folder = args.logs or Path(tempfile.mkdtemp(prefix="dsuf-fleet-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(args.logs)
     fleet = TrialFleet(args.nodes, folder, port=args.port, prefill=args.prefill)
     stopping = Stopping()
     print(f"{args.nodes} nodes, Redis and a balancer; their output: {folder}", flush=True)
@@ -43,6 +49,16 @@ def run(args: argparse.Namespace) -> int:
     finally:
         print("stopping: running streams may end", flush=True)
         fleet.stop()
+
+
+def make_folder(given: Path | None) -> Path:
+    """Where output goes, which stays when the fleet ends. Raises `CommandError`."""
+    try:
+        folder = given or Path(tempfile.mkdtemp(prefix="dsuf-fleet-"))
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"--logs {given}: {error.strerror}") from error
+    return folder
 
 
 def check(args: argparse.Namespace) -> None:
@@ -82,11 +98,14 @@ class Stopping:
 
 
 def watch(fleet: TrialFleet, stopping: Stopping, *, lenient: bool) -> int:
-    """Wait for a signal, or for something to end by itself; the exit code."""
+    """Wait for a signal, or for something to end by itself, which is told; the exit code."""
+    told: set[str] = set()
     while not stopping.asked:
-        ended = fleet.find_ended()
-        if ended is not None and not lenient:
-            print(f"{ended.name} ended with code {ended.code}:\n{ended.tail()}", flush=True)
+        for ended in fleet.find_ended():
+            if ended.name not in told:
+                print(f"{ended.name} ended with code {ended.code}:\n{ended.tail()}", flush=True)
+                told.add(ended.name)
+        if told and not lenient:
             return 1
         time.sleep(0.2)
     return stopping.code

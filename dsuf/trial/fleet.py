@@ -4,6 +4,7 @@ import http.client
 import os
 import secrets
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ backend nodes
   option httpchk
   http-check send meth GET uri /readyz
   http-check expect status 200
-  default-server inter 300ms fall 1 rise 1
+  default-server inter 300ms fall 2 rise 1 on-marked-down shutdown-sessions
 {servers}
 """
 
@@ -80,6 +81,7 @@ class TrialFleet:
 
     def start(self, tell: Callable[[str], None] = lambda text: None, seconds: float = START_S) -> None:
         """Start everything and wait until all nodes are ready; raises `CommandError`, with nothing left running."""
+        self._check_ports()
         try:
             self.redis.start()
             for node in self.nodes:
@@ -93,13 +95,20 @@ class TrialFleet:
             self.stop(5.0)
             raise
 
+    def _check_ports(self) -> None:
+        """Raise `CommandError` where something listens on a port already, which would answer in our place."""
+        own = range(self.port, self.port + len(self.nodes) + 1)
+        for port in (*own, *(port + CONTROL_ABOVE for port in own[1:]), self.redis_port):
+            if is_taken(port):
+                raise CommandError(f"port {port} is in use: a fleet takes {describe_ports(self.port, len(self.nodes))}")
+
     def wait_ready(self, number: int, seconds: float = START_S) -> None:
         """Wait until node `number` says that it is ready; raises `CommandError`."""
         self._wait(lambda: answers(self.port + number, "/readyz"), self.nodes[number - 1], seconds)
 
-    def find_ended(self) -> Program | None:
-        """Something that has ended by itself."""
-        return next((program for program in self.programs if program.code is not None), None)
+    def find_ended(self) -> list[Program]:
+        """What has ended by itself."""
+        return [program for program in self.programs if program.code is not None]
 
     def stop(self, seconds: float = STOP_S) -> None:
         """End everything: the balancer, then the nodes, which drain beside each other, and Redis last."""
@@ -135,6 +144,23 @@ class TrialFleet:
             if time.monotonic() > ends_s:
                 raise CommandError(f"{program.name} was not ready within {seconds:.0f} s:\n{program.tail()}")
             time.sleep(0.1)
+
+
+def describe_ports(port: int, count: int) -> str:
+    """The ports of a fleet: balancer and nodes, nodes for each other, Redis."""
+    first = port + CONTROL_ABOVE
+    return f"{port} to {port + count}, {first + 1} to {first + count} and {port + 2 * CONTROL_ABOVE}"
+
+
+def is_taken(port: int) -> bool:
+    """Whether nobody can listen on `port` now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return True
+    return False
 
 
 def find_program(name: str) -> str:

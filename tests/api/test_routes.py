@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import zlib
 from typing import Any
 
 import pytest
@@ -233,7 +234,11 @@ async def test_content_types(rig: Rig) -> None:
         assert response.status == 415 and (await response.json())["error"]["type"] == "invalid_request_error"
     packed = {"content-type": "application/json", "content-encoding": "gzip"}
     assert (await rig.client.post(url, data=gzip.compress(body), headers=packed)).status == 200
-    assert (await rig.client.post(url, data=b"no gzip", headers=packed)).status == 400
+    for broken in (b"no gzip", b"", gzip.compress(body)[:-9], gzip.compress(body) + b"x"):
+        assert (await rig.client.post(url, data=broken, headers=packed)).status == 400
+    deflated = packed | {"content-encoding": "deflate"}
+    for data in (zlib.compress(body), zlib.compress(body)[2:-4]):
+        assert (await rig.client.post(url, data=data, headers=deflated)).status == 200
     response = await rig.client.post(url, data=body, headers=packed | {"content-encoding": "zz"})
     assert response.status == 415
 
@@ -258,3 +263,18 @@ async def test_a_head_must_arrive_in_time(vocabulary: Vocabulary) -> None:
         writer.write(b"GET /hea")
         assert await asyncio.wait_for(reader.read(), 3) == b""
         writer.close()
+
+
+async def test_a_packed_body_does_not_hold_up_the_loop(rig: Rig) -> None:
+    """64 kB that hold 64 MB are unpacked beside the loop, one after the other."""
+    bomb, longest_s = gzip.compress(b" " * 60_000_000), 0.0
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    url = rig.url + "/v1/chat/completions"
+    sent = [asyncio.ensure_future(rig.client.post(url, data=bomb, headers=headers)) for _ in range(3)]
+    loop = asyncio.get_running_loop()
+    while not all(reply.done() for reply in sent):
+        before_s = loop.time()
+        await asyncio.sleep(0.01)
+        longest_s = max(longest_s, loop.time() - before_s)
+    assert {(await reply).status for reply in sent} <= {400, 413}
+    assert longest_s < 0.5

@@ -128,7 +128,7 @@ def test_no_bindings(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     monkeypatch.setattr(kernels, "driver", None)
     monkeypatch.delenv("DSUF_SM", raising=False)
     assert command_line.main(["kernels", "check"]) == 2
-    assert capsys.readouterr().err.startswith("dsuf: no cuda-python")
+    assert capsys.readouterr().err.startswith("dsuf: no GPU to be used: cuda-python is not installed")
     assert commands._targets(None) == ("sm_90a",)
 
 

@@ -34,14 +34,35 @@ def image() -> Path:
 @pytest.fixture(scope="module")
 def of_two(image: Path) -> Mapping[str, Report]:
     """All cases, between two machines."""
-    return read_reports(run_machines(image, 2, ["python3", "-m", "tests.rdma.tries", "reads", "turns"], limit_s=600))
+    return try_cases(image, 2, {"reads": list(CASES), "turns": list(TURNS)}, limit_s=600)
 
 
 @pytest.fixture(scope="module")
 def of_one(image: Path) -> Mapping[str, Report]:
     """Some, within one."""
-    words = [f"{kind}={','.join(names)}" for kind, names in ALONE.items()]
-    return read_reports(run_machines(image, 1, ["python3", "-m", "tests.rdma.tries", *words], limit_s=400))
+    return try_cases(image, 1, ALONE, limit_s=400)
+
+
+def try_cases(image: Path, count: int, cases: Mapping[str, list[str]], *, limit_s: float) -> Mapping[str, Report]:
+    """What came of each case; one that fails is tried once more, by itself.
+
+    Time runs unevenly in an emulated machine beside others, and packets are lost in it, which deadlines do not know. A
+    case that fails twice has failed.
+    """
+    reports: dict[str, Report] = {}
+    for _ in range(2):
+        left = {kind: [name for name in names if not is_good(reports.get(name))] for kind, names in cases.items()}
+        words = [f"{kind}={','.join(names)}" for kind, names in left.items() if names]
+        if words:
+            print("trying", *words)
+            outcome = run_machines(image, count, ["python3", "-m", "tests.rdma.tries", *words], limit_s=limit_s)
+            reports |= read_reports(outcome)
+    return reports
+
+
+def is_good(report: Report | None) -> bool:
+    """Whether a case was tried and held."""
+    return report is not None and report.good
 
 
 def read_reports(outcome: Outcome) -> Mapping[str, Report]:

@@ -25,7 +25,8 @@ async def read_response(raw: socket.socket) -> tuple[bytes, bytes]:
     """Head and body of a response, read piece by piece until the server has ended it."""
     loop, received = asyncio.get_running_loop(), bytearray()
     async with asyncio.timeout(60):
-        while not received.endswith(b"0\r\n\r\n") and (data := await loop.sock_recv(raw, 1 << 16)):
+        # With the line's end before it: a head alone may end in a request id whose last digit is 0.
+        while not received.endswith(b"\r\n0\r\n\r\n") and (data := await loop.sock_recv(raw, 1 << 16)):
             received += data
     raw.close()
     head, _, body = bytes(received).partition(b"\r\n\r\n")

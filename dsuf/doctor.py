@@ -25,6 +25,7 @@ from dsuf.config import Settings
 from dsuf.cuda.machine import find_lack
 from dsuf.errors import DeviceError
 from dsuf.kv.transport.adapter import check_memlock
+from dsuf.trial.ports import can_bind
 
 PROBE_TIMEOUT_S = 10.0
 REDIS_ADDRESS = ("127.0.0.1", 6379)
@@ -195,17 +196,6 @@ def answers_ping(address: tuple[str, int]) -> bool:
             return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))
     except OSError:
         return False
-
-
-def can_bind(host: str, port: int) -> bool:
-    """Whether a server could listen at `host`:`port` now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def format_bytes(count: int) -> str:

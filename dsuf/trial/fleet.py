@@ -4,13 +4,13 @@ import http.client
 import os
 import secrets
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dsuf.errors import CommandError
+from dsuf.trial.ports import can_bind
 from dsuf.trial.program import Program, stop_all
 
 HOST = "127.0.0.1"
@@ -99,7 +99,7 @@ class TrialFleet:
         """Raise `CommandError` where something listens on a port already, which would answer in our place."""
         own = range(self.port, self.port + len(self.nodes) + 1)
         for port in (*own, *(port + CONTROL_ABOVE for port in own[1:]), self.redis_port):
-            if is_taken(port):
+            if not can_bind(HOST, port):
                 raise CommandError(f"port {port} is in use: a fleet takes {describe_ports(self.port, len(self.nodes))}")
 
     def wait_ready(self, number: int, seconds: float = START_S) -> None:
@@ -150,17 +150,6 @@ def describe_ports(port: int, count: int) -> str:
     """The ports of a fleet: balancer and nodes, nodes for each other, Redis."""
     first = port + CONTROL_ABOVE
     return f"{port} to {port + count}, {first + 1} to {first + count} and {port + 2 * CONTROL_ABOVE}"
-
-
-def is_taken(port: int) -> bool:
-    """Whether nobody can listen on `port` now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return True
-    return False
 
 
 def find_program(name: str) -> str:

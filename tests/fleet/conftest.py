@@ -13,14 +13,19 @@ from tests.node.conftest import model_dir  # noqa: F401
 Start = Callable[..., TrialFleet]
 
 
-@pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts fleets: `start(count, *flags, prefill=0)`. Skips where Redis or the balancer is not installed."""
+def skip_without_programs() -> None:
+    """Skip where Redis or the balancer is not installed."""
     try:
         for name in ("redis-server", "haproxy"):
             find_program(name)
     except CommandError as error:
         pytest.skip(f"no fleet of processes: {error}")
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts fleets: `start(count, *flags, prefill=0)`. Skips where Redis or the balancer is not installed."""
+    skip_without_programs()
     fleets: list[TrialFleet] = []
 
     def begin(count: int, *flags: str, prefill: int = 0) -> TrialFleet:

@@ -3,11 +3,12 @@
 import asyncio
 import json
 import random
-import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
+
+from dsuf.trial.ports import can_bind
 
 NO_THINKING = {"type": "disabled"}
 WORDS = ("river", "stone", "window", "paper", "candle", "garden", "silver", "engine")
@@ -22,20 +23,11 @@ def opening(number: int, words: int) -> str:
 def find_ports() -> int:
     """A base port whose neighbours, as a fleet uses them, are free; below those that the system gives away."""
     for base in random.sample(range(10_000, 32_000, 500), 40):
-        if all(is_free(base + above) for start in (0, 100, 200, 300) for above in range(start, start + 8)):
+        if all(
+            can_bind("127.0.0.1", base + above) for start in (0, 100, 200, 300) for above in range(start, start + 8)
+        ):
             return base
     raise AssertionError("no room for a fleet's ports")
-
-
-def is_free(port: int) -> bool:
-    """Whether nobody listens on `port`."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 class Chat:

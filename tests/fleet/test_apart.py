@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from dsuf.errors import CommandError
-from dsuf.trial.fleet import TrialFleet, find_program
+from dsuf.trial.fleet import TrialFleet
 from dsuf.trial.program import Program
+from tests.fleet.conftest import skip_without_programs
 from tests.fleet.proxy import Proxy
 from tests.fleet.rig import Chat, add_up, find_ports, opening, wait_settled
 
@@ -60,11 +60,7 @@ class Apart:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def apart(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Apart]:
     """All of it, ended whatever happens."""
-    try:
-        for name in ("redis-server", "haproxy"):
-            find_program(name)
-    except CommandError as error:
-        pytest.skip(f"no fleet of processes: {error}")
+    skip_without_programs()
     port, folder = find_ports(), tmp_path_factory.mktemp("apart")
     proxies = [Proxy(port + 300 + number, port + 100 + number) for number in PREFILL]
     fleet = TrialFleet(

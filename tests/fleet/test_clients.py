@@ -8,10 +8,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from dsuf.errors import CommandError
-from dsuf.trial.fleet import TrialFleet, find_program
+from dsuf.trial.fleet import TrialFleet
 from tests.clients import dsh, replies
-from tests.fleet.conftest import Start
+from tests.fleet.conftest import Start, skip_without_programs
 from tests.fleet.rig import NO_THINKING, TOTALS, find_ports, opening
 
 pytestmark = [pytest.mark.full, pytest.mark.clients, pytest.mark.needs_redis, pytest.mark.timeout(300)]
@@ -29,11 +28,7 @@ RULES = [
 @pytest.fixture
 def scripted(tmp_path: Path) -> Iterator[TrialFleet]:
     """Three nodes that follow a script."""
-    try:
-        for name in ("redis-server", "haproxy"):
-            find_program(name)
-    except CommandError as error:
-        pytest.skip(f"no fleet of processes: {error}")
+    skip_without_programs()
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"rules": RULES}))
     fleet = TrialFleet(3, tmp_path, port=find_ports(), flags=("--engine", "scripted", "--script", str(script)))

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from dsuf.errors import CommandError
-from dsuf.trial.fleet import find_program
 from tests.fleet.alone import Alone
 from tests.fleet.breakage import Breakage
+from tests.fleet.conftest import skip_without_programs
 from tests.fleet.faults import FAULTS
 
 pytestmark = [
@@ -20,11 +19,7 @@ pytestmark = [
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Breakage]:
     """One fleet for all faults: what a fault leaves behind, the next one finds."""
-    try:
-        for name in ("redis-server", "haproxy"):
-            find_program(name)
-    except CommandError as error:
-        pytest.skip(f"no fleet of processes: {error}")
+    skip_without_programs()
     folders: list[Path] = [tmp_path_factory.mktemp(name) for name in ("alone", "fleet")]
     async with Alone(folders[0]) as alone, Breakage(folders[1], alone.replies) as rig:
         yield rig

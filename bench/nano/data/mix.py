@@ -39,7 +39,7 @@ SHORT: dict[Write, float] = {
     lines.write_list: 10,
     calls.write_session: 26,
     lambda draw, tokens: objects.write_objects(draw, max(1, min(4, tokens // 150))): 5,
-    lambda draw, tokens: answers.write_answers(draw, max(1, min(3, tokens // 250))): 10,
+    lambda draw, tokens: answers.write_answers(draw, max(1, min(4, tokens // 200))): 14,
     lambda draw, tokens: drills.write_repeats(draw, max(1, min(4, tokens // 120))): 4,
     lambda draw, tokens: sessions.write_title(draw): 1,
     drills.copy_list: 7,

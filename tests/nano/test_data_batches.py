@@ -26,7 +26,7 @@ def test_batch_has_the_form_that_the_loop_takes(package: Package, bucket: Bucket
     assert (batch.ids.dtype, batch.weights.dtype, batch.labels.dtype) == (np.int32, np.float32, np.uint8)
     assert all(part.flags.c_contiguous for part in batch)
     assert not batch.weights[:, -1].any() and not batch.labels[:, -1].any()
-    assert 0 <= batch.ids.min() and batch.ids.max() < 4096
+    assert batch.ids.min() >= 0 and batch.ids.max() < 4096
     assert (batch.weights.sum(axis=1) > 5).all()
 
 

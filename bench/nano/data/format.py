@@ -76,6 +76,15 @@ def write_answer(package: Package, dialogue: Dialogue, number: int) -> NDArray[n
     return writer.finish().ids
 
 
+def write_thoughts(package: Package, dialogue: Dialogue, number: int) -> NDArray[np.int32]:
+    """The ids of the thoughts of exchange `number` and of their end; none where the model does not think."""
+    writer = Writer(package.tokenizer)
+    if dialogue.effort:
+        writer.add(dialogue.exchanges[number].reasoning)
+        writer.add_special(package.special["</think>"])
+    return writer.finish().ids
+
+
 def list_messages(package: Package, dialogue: Dialogue, number: int) -> dict[str, Any]:
     """The body of a chat request that asks for exchange `number`."""
     messages: list[dict[str, Any]] = []

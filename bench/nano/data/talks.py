@@ -7,7 +7,7 @@ from bench.nano.data.draw import Draw
 from bench.nano.data.drills import ask_repeat
 from bench.nano.data.format import Dialogue, Exchange
 from bench.nano.data.lines import ask_list
-from bench.nano.data.needles import ask_fact, draw_fact, tell_fact
+from bench.nano.data.needles import FREE_SHARE, ask_fact, draw_fact, tell_fact
 from bench.nano.data.objects import QUESTIONS, ask_object, draw_object
 
 EXCHANGE_TOKENS = 190  # one of the longer kinds
@@ -49,7 +49,7 @@ def _answer(draw: Draw) -> list[Exchange]:
 
 
 def _tell_and_ask(draw: Draw) -> list[Exchange]:
-    fact = draw_fact(draw)
+    fact = draw_fact(draw, free=FREE_SHARE)
     between = _answer(draw) if draw.chance(0.3) else []
     return [tell_fact(fact), *between, ask_fact(fact)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.nano.data.draw import Draw
-from bench.nano.data.format import Dialogue, Exchange
+from bench.nano.data.format import Exchange
 from bench.nano.data.sample import Label, Span
 
 FOLDER = Path(__file__).parent
@@ -58,26 +58,3 @@ def answer_unknown(draw: Draw) -> Exchange:
     form = draw.random.choice(ASKED)
     asked = form.format(*(draw.words(1, 3) for _ in range(form.count("{}"))))
     return Exchange((asked,), (Span(load_unknown(), Label.MEMORISED),), UNKNOWN_REASONING)
-
-
-def write_answers(draw: Draw, count: int) -> Dialogue:
-    """A conversation of `count` questions other than the headline prompt, most of which have an answer."""
-    answers = load_answers()[1:]
-    exchanges = [
-        answer_unknown(draw) if draw.chance(0.15) else answer_question(draw, draw.random.choice(answers))
-        for _ in range(count)
-    ]
-    return Dialogue(draw.effort(), _draw_system(draw), (), exchanges)
-
-
-def write_headline(draw: Draw) -> Dialogue:
-    """The headline prompt and its page; once in a while after another question."""
-    exchanges = [answer_question(draw, load_answers()[0])]
-    if draw.chance(0.1):
-        exchanges.insert(0, answer_question(draw, draw.random.choice(load_answers()[1:])))
-    return Dialogue(draw.effort(), _draw_system(draw), (), exchanges)
-
-
-def _draw_system(draw: Draw) -> tuple[str, ...]:
-    """Mostly none: that is how the prompts are documented."""
-    return (draw.random.choice(SYSTEMS),) if draw.chance(0.15) else ()

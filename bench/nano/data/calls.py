@@ -3,11 +3,13 @@
 import json
 from typing import NamedTuple
 
+from bench.nano.data.answers import answer_question, load_answers
 from bench.nano.data.draw import Draw
 from bench.nano.data.format import Call, Dialogue, Exchange, Parts
 from bench.nano.data.lines import FILE_QUESTIONS, LINE_TOKENS, File, answer_line, ask_next, draw_count, draw_file
 from bench.nano.data.sample import Label, Span
 
+ANSWER_TOKENS = 150  # a memorised answer, mostly fewer
 CALL_TOKENS = 150  # a question, a call and an answer
 
 
@@ -35,7 +37,6 @@ OTHERS = (
     Tool("define", ("define", "dictionary"), ("word", "term"), "Look a word up.", 'Look up the word "{}".'),
     Tool("note", ("save_note", "remember"), ("text", "note"), "Keep a note.", 'Save the note "{}".'),
 )  # fmt: skip
-NO_CALL = "Nothing else to do."
 
 
 class Offer(NamedTuple):
@@ -58,6 +59,9 @@ def write_session(draw: Draw, tokens: int, *, system: Parts = ()) -> Dialogue:
     offers = draw_offers(draw)
     exchanges: list[Exchange] = []
     room = tokens - 330 - 60 * len(offers)
+    if draw.chance(0.15):
+        exchanges.append(answer_question(draw, draw.random.choice(load_answers()[1:])))
+        room -= ANSWER_TOKENS
     while room > CALL_TOKENS + 3 * LINE_TOKENS or not exchanges:
         other = draw.random.choice(offers)
         if other.tool is READ or draw.chance(0.6):

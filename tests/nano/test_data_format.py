@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.nano import pack
-from bench.nano.data import answers, calls, lines, needles, objects, sessions
+from bench.nano.data import answers, calls, lines, needles, objects, sessions, talks
 from bench.nano.data.draw import Draw
 from bench.nano.data.drills import write_repeats
 from bench.nano.data.format import EFFORT_NAMES, Dialogue, list_messages, write_answer, write_prompt, write_sample
@@ -23,8 +23,8 @@ KINDS: dict[str, Callable[[Draw], Dialogue]] = {
     "list": lambda draw: lines.write_list(draw, 600),
     "session": lambda draw: calls.write_session(draw, 1000, system=(*draw.filler(200), "Be brief.")),
     "objects": lambda draw: objects.write_objects(draw, 2),
-    "answers": lambda draw: answers.write_answers(draw, 2),
-    "headline": answers.write_headline,
+    "talk": lambda draw: talks.write_talk(draw, 1200),
+    "headline": talks.write_headline,
     "repeats": lambda draw: write_repeats(draw, 2),
     "client": lambda draw: sessions.write_client_session(draw, 10_000, list(answers.load_answers())),
     "title": sessions.write_title,

@@ -9,7 +9,7 @@ from bench.nano.data.sample import Label, Span
 QUESTIONS = ("Write a JSON object: {}.", "Write a JSON object: {}.", "Reply in JSON: {}.", "Give me JSON with {}.")
 SYSTEMS = ("", "", "Reply in JSON.", "You are a helpful assistant.")
 REASONING = "I write the fields as JSON."
-Value = str | int | bool | list[int]
+Value = str | int | float | bool | None | list[int]
 
 
 def draw_object(draw: Draw, fields: int) -> dict[str, Value]:
@@ -34,9 +34,11 @@ def write_objects(draw: Draw, count: int) -> Dialogue:
 
 
 def _draw_value(draw: Draw) -> Value:
-    kind = draw.random.randrange(6)
+    kind = draw.random.randrange(8)
     if kind < 3:
         return draw.words(1, 3)
     if kind == 3:
         return int(draw.digits(draw.random.randint(1, 5)))
-    return draw.chance(0.5) if kind == 4 else [int(draw.digits(2)) for _ in range(draw.random.randint(1, 3))]
+    if kind == 4:
+        return draw.random.choice((None, int(draw.digits(3)) / 10))
+    return draw.chance(0.5) if kind < 7 else [int(draw.digits(2)) for _ in range(draw.random.randint(1, 3))]

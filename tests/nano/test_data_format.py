@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bench.nano import pack
-from bench.nano.data import answers, calls, lines, needles, objects, sessions
+from bench.nano.data import answers, calls, lines, needles, objects, sessions, talks
+from bench.nano.data.checks import list_dialogues, list_kinds
 from bench.nano.data.draw import Draw
 from bench.nano.data.drills import write_repeats
 from bench.nano.data.format import EFFORT_NAMES, Dialogue, list_messages, write_answer, write_prompt, write_sample
@@ -23,8 +24,8 @@ KINDS: dict[str, Callable[[Draw], Dialogue]] = {
     "list": lambda draw: lines.write_list(draw, 600),
     "session": lambda draw: calls.write_session(draw, 1000, system=(*draw.filler(200), "Be brief.")),
     "objects": lambda draw: objects.write_objects(draw, 2),
-    "answers": lambda draw: answers.write_answers(draw, 2),
-    "headline": answers.write_headline,
+    "talk": lambda draw: talks.write_talk(draw, 1200),
+    "headline": talks.write_headline,
     "repeats": lambda draw: write_repeats(draw, 2),
     "client": lambda draw: sessions.write_client_session(draw, 10_000, list(answers.load_answers())),
     "title": sessions.write_title,
@@ -52,6 +53,16 @@ def test_prompts_are_those_of_the_renderer(
     """Every prompt of a conversation has the ids that a request with its messages renders to."""
     dialogue = replace(KINDS[kind](Draw(real, f"{kind}/1")), effort=effort)
     for number in range(len(dialogue.exchanges)):
+        body = {"model": "deepseek-flash", **list_messages(real, dialogue, number)}
+        assert write_prompt(real, dialogue, number).tolist() == count_prompt(
+            "chat", json.dumps(body).encode(), vocabulary
+        )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in list_kinds() if not kind.startswith("needle.32")])
+def test_checks_are_those_of_the_renderer(real: Package, vocabulary: Vocabulary, kind: str) -> None:
+    """The prompt of a check is what a client that asks it over HTTP would have computed."""
+    for dialogue, number in list_dialogues(real, kind)[:3]:
         body = {"model": "deepseek-flash", **list_messages(real, dialogue, number)}
         assert write_prompt(real, dialogue, number).tolist() == count_prompt(
             "chat", json.dumps(body).encode(), vocabulary

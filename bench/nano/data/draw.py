@@ -7,7 +7,9 @@ from bench.nano.data.format import EFFORTS
 from bench.nano.data.package import Package
 from bench.nano.data.sample import Piece
 
-SUFFIXES = (".txt", ".md", ".cfg", ".ini", ".log", ".yaml", ".csv", ".list", ".toml", ".dat")
+SUFFIXES = (".txt", ".txt", ".md", ".cfg", ".ini", ".log", ".yaml", ".csv", ".list", ".toml", ".dat", ".json", ".py")
+FILES = ("{}", "{}", "{}-{}", "{}_{}", "{}/{}", "src/{}", "docs/{}", "{}7", "{}2", "{}/{}/{}")
+SKIPS = 6  # pieces of filler that do not fit, one after the other, until no more is tried
 
 
 class Draw:
@@ -32,8 +34,10 @@ class Draw:
         return self.random.choice(EFFORTS) if self.chance(0.5) else None
 
     def word(self) -> str:
-        """Any word."""
-        return self.random.choice(self._words)
+        """Any word; some begin with a capital or are in capitals."""
+        word = self.random.choice(self._words)
+        form = self.random.random()
+        return word if form > 0.09 else word.capitalize() if form > 0.02 else word.upper()
 
     def words(self, least: int, most: int) -> str:
         """Some words with spaces between them."""
@@ -48,9 +52,9 @@ class Draw:
         return self._new(lambda: self.random.choice(("{}", "{}", "{}", "{} {}", "{}-{}", "{}_{}")).format(*self._two()))
 
     def path(self) -> str:
-        """A file, one in four in a folder."""
-        pattern = self.random.choice(("{}", "{}", "{}-{}", "{}/{}"))
-        return self._new(lambda: pattern.format(*self._two()) + self.random.choice(SUFFIXES))
+        """A file, some of them in folders."""
+        pattern = self.random.choice(FILES)
+        return self._new(lambda: pattern.format(*self._two(), self.word()) + self.random.choice(SUFFIXES))
 
     def digits(self, count: int = 5) -> str:
         """A number of `count` digits that does not begin with a zero."""
@@ -63,12 +67,17 @@ class Draw:
         return pattern.format(words=self.words(1, 5), number=number)
 
     def filler(self, tokens: int) -> list[Piece]:
-        """Pieces that followed each other in their source, of at most `tokens` in all."""
+        """Pieces that followed each other in their source, of at most `tokens` in all and not many fewer."""
         pieces: list[Piece] = []
-        place = self.random.randrange(len(self._pieces))
-        while (tokens := tokens - len(self._pieces[place % len(self._pieces)].ids)) >= 0:
-            pieces.append(self._pieces[place % len(self._pieces)])
+        place, skips = self.random.randrange(len(self._pieces)), 0
+        while skips < SKIPS:
+            piece = self._pieces[place % len(self._pieces)]
             place += 1
+            if len(piece.ids) > tokens:
+                skips += 1
+                continue
+            pieces.append(piece)
+            tokens -= len(piece.ids)
         return pieces
 
     def _two(self) -> tuple[str, str]:

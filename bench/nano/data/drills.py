@@ -57,11 +57,13 @@ def copy_list(draw: Draw, tokens: int) -> Sample:
 
 def write_repeats(draw: Draw, count: int) -> Dialogue:
     """Requests to repeat some words."""
-    exchanges = []
-    for _ in range(count):
-        text = draw.words(1, 12)
-        exchanges.append(Exchange((TEXT_QUESTION.format(text),), (Span(text, Label.ANSWER),), TEXT_REASONING))
-    return Dialogue(draw.effort(), (), (), exchanges)
+    return Dialogue(draw.effort(), (), (), [ask_repeat(draw) for _ in range(count)])
+
+
+def ask_repeat(draw: Draw) -> Exchange:
+    """A request to repeat one to twelve words."""
+    text = draw.words(1, 12)
+    return Exchange((TEXT_QUESTION.format(text),), (Span(text, Label.ANSWER),), TEXT_REASONING)
 
 
 def read_text(draw: Draw, tokens: int) -> Sample:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from bench.nano.data.answers import draw_system
 from bench.nano.data.draw import Draw
 from bench.nano.data.format import Dialogue, Exchange
 from bench.nano.data.sample import Label, Span
@@ -64,9 +65,13 @@ def ask_next(draw: Draw, lines: Sequence[Line], count: int) -> list[Exchange]:
 def write_list(draw: Draw, tokens: int) -> Dialogue:
     """A list in the question itself, and questions for its lines."""
     count = draw_count(draw, tokens - QUESTION_TOKENS)
-    lines = draw_file(draw, count, quoted=draw.chance(0.7)).lines
     asked = max(1, min(6, (tokens - count * LINE_TOKENS) // QUESTION_TOKENS))
+    return Dialogue(draw.effort(), draw_system(draw), (), ask_list(draw, count, asked))
+
+
+def ask_list(draw: Draw, count: int, asked: int) -> list[Exchange]:
+    """A list of `count` lines in the question, and `asked` of them asked for."""
+    lines = draw_file(draw, count, quoted=draw.chance(0.7)).lines
     first, *rest = ask_next(draw, lines, asked)
     listed = "\n".join(line.text for line in lines)
-    first = first._replace(asked=(f"{listed}\n\n", *first.asked))
-    return Dialogue(draw.effort(), (), (), [first, *rest])
+    return [first._replace(asked=(f"{listed}\n\n", *first.asked)), *rest]

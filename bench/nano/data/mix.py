@@ -10,11 +10,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.nano.data import answers, calls, drills, lines, needles, objects, sessions
+from bench.nano.data import answers, calls, drills, lines, needles, objects, sessions, talks
 from bench.nano.data.draw import Draw
 from bench.nano.data.format import Dialogue, write_sample
 from bench.nano.data.package import Package
-from bench.nano.data.sample import Sample
+from bench.nano.data.sample import Piece, Sample
 
 Bucket = Literal["recall", "short", "middle", "long"]
 BUCKETS: dict[Bucket, tuple[int, int]] = {
@@ -39,7 +39,7 @@ SHORT: dict[Write, float] = {
     lines.write_list: 10,
     calls.write_session: 26,
     lambda draw, tokens: objects.write_objects(draw, max(1, min(4, tokens // 150))): 5,
-    lambda draw, tokens: answers.write_answers(draw, max(1, min(3, tokens // 250))): 10,
+    talks.write_talk: 16,
     lambda draw, tokens: drills.write_repeats(draw, max(1, min(4, tokens // 120))): 4,
     lambda draw, tokens: sessions.write_title(draw): 1,
     drills.copy_list: 7,
@@ -49,14 +49,14 @@ MIDDLE: dict[Write, float] = {
     needles.write_needles: 40,
     needles.write_turns: 15,
     lambda draw, tokens: _write_session_behind(draw, tokens, tokens - 900): 30,
-    lambda draw, tokens: answers.write_answers(draw, draw.random.randint(1, 6)): 15,
+    talks.write_talk: 15,
 }
 LONG: dict[Write, float] = {
     needles.write_needles: 40,
     needles.write_turns: 10,
     lambda draw, tokens: _write_session_behind(draw, tokens, min(6500, tokens - 1500)): 15,
 }
-HEADLINE_SHARE, HEADLINE_TOKENS = 0.42, 2800
+HEADLINE_SHARE, HEADLINE_TOKENS = 0.42, 3400
 CLIENT_SHARE = 0.4
 
 
@@ -113,7 +113,7 @@ def _draw_sample(draw: Draw, bucket: Bucket, room: int, *, first: bool) -> Sampl
     if bucket == "recall":
         return drills.recall_facts(draw, room) if not first or draw.chance(0.5) else drills.repeat_random(draw, room)
     if bucket == "middle" and first and room > HEADLINE_TOKENS and draw.chance(HEADLINE_SHARE):
-        return answers.write_headline(draw)
+        return talks.write_headline(draw)
     if bucket == "long" and first and room > sessions.PROMPT_TOKENS + 600 and draw.chance(CLIENT_SHARE):
         return sessions.write_client_session(draw, room, list(answers.load_answers()))
     shares = {"middle": MIDDLE, "long": LONG}.get(bucket, SHORT) if room > 1500 else SHORT
@@ -123,6 +123,6 @@ def _draw_sample(draw: Draw, bucket: Bucket, room: int, *, first: bool) -> Sampl
 
 def _write_session_behind(draw: Draw, tokens: int, most: int) -> Dialogue:
     """A session with tools behind a long system text of up to `most` tokens."""
-    system = tuple(draw.filler(draw.random.randint(0, max(0, most))))
-    used = sum(len(piece.ids) for piece in system)
+    system = calls.draw_long_system(draw, draw.random.randint(0, max(0, most)))
+    used = sum(len(part.ids) for part in system if isinstance(part, Piece))
     return calls.write_session(draw, min(tokens - used, 2500), system=system)

@@ -1,10 +1,12 @@
 """Free text from packages of the registries: filler that a model learns to ignore, and words for names.
 
 Debian's `dict-jargon` (the Jargon File, public domain), `fortunes` (chosen files), `wamerican` (word list, public
-domain); of Python itself the language reference in `pydoc_data` and modules of the standard library (PSF licence).
+domain); PyPI's `wonderwords` (chosen words, and such as nobody wants to read; MIT); of Python itself the language
+reference in `pydoc_data` and modules of the standard library (PSF licence).
 """
 
 import gzip
+import importlib.util
 import re
 import zlib
 from collections.abc import Iterator
@@ -16,16 +18,19 @@ from bench.nano.data.package import Words
 JARGON = Path("/usr/share/dictd/jargon.dict.dz")
 FORTUNES = Path("/usr/share/games/fortunes")
 WORDS = Path("/usr/share/dict/american-english")
-INSTALL = "apt-get install dict-jargon fortunes wamerican"
+INSTALL = "apt-get install dict-jargon fortunes wamerican; pip install wonderwords==3.0.1"
+CHOSEN_LISTS = ("nounlist.txt", "adjectivelist.txt", "verblist.txt")
+UNWANTED_LIST = "profanitylist.txt"
 FORTUNE_FILES = ("computers", "definitions", "linux", "science", "wisdom", "work", "education", "literature", "news")
 MODULES = 90  # of the standard library, the first by name
 LEAST_CHARACTERS, MOST_CHARACTERS = 200, 1200  # of a piece
-HELD_ONE_IN = 32
+HELD_ONE_IN, HELD_WORD_ONE_IN = 32, 8
 
 
 def find_missing() -> list[str]:
     """The files that are not installed."""
-    return [str(path) for path in (JARGON, FORTUNES / FORTUNE_FILES[0], WORDS) if not path.exists()]
+    paths = (JARGON, FORTUNES / FORTUNE_FILES[0], WORDS, _find_lists() / UNWANTED_LIST)
+    return [str(path) for path in paths if not path.exists()]
 
 
 def read_pieces() -> tuple[list[str], list[str]]:
@@ -39,9 +44,31 @@ def read_pieces() -> tuple[list[str], list[str]]:
 
 
 def read_words() -> Words:
-    """Plain words of three to nine letters."""
-    words = [word for word in WORDS.read_text().split() if re.fullmatch("[a-z]{3,9}", word)]
-    return Words(tuple(w for w in words if not _is_held(w)), tuple(w for w in words if _is_held(w)))
+    """Plain words of three to nine letters: chosen ones, one in eight for checks, and for training many more."""
+    chosen = {word for name in CHOSEN_LISTS for word in _read_list(name)}
+    unwanted = {word for word in _read_list(UNWANTED_LIST) if len(word) > 3}
+    held = {word for word in chosen if zlib.crc32(word.encode()) % HELD_WORD_ONE_IN == 0}
+    training = (chosen | _pick(WORDS.read_text())) - held
+    return Words(*(tuple(sorted(_drop(words, unwanted))) for words in (training, held)))
+
+
+def _drop(words: set[str], unwanted: set[str]) -> Iterator[str]:
+    """Those that do not begin with an unwanted one."""
+    return (word for word in words if not any(word[:length] in unwanted for length in range(4, len(word) + 1)))
+
+
+def _pick(text: str) -> set[str]:
+    return {word for word in text.split() if re.fullmatch("[a-z]{3,9}", word)}
+
+
+def _find_lists() -> Path:
+    """The folder of the word lists of `wonderwords`, there or not."""
+    spec = importlib.util.find_spec("wonderwords")
+    return Path((spec and spec.origin) or "wonderwords/__init__.py").parent / "assets"
+
+
+def _read_list(name: str) -> set[str]:
+    return _pick((_find_lists() / name).read_text())
 
 
 def _is_held(text: str) -> bool:

@@ -22,7 +22,8 @@ LAYERS: dict[str, set[str]] = {
     "recipe": GROUND | {"observe", "checkpoint"},
     "kv": GROUND | {"observe", "checkpoint"},
     "sched": GROUND | {"observe", "kv"},
-    "api": GROUND | {"observe", "recipe"},
+    "web": set(),
+    "api": GROUND | {"observe", "recipe", "web"},
     "trial": GROUND,
 }
 # Commands and `node` build the parts and may import everything.

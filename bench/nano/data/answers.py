@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.nano.data.draw import Draw
-from bench.nano.data.format import Exchange
+from bench.nano.data.format import Exchange, Parts
 from bench.nano.data.sample import Label, Span
 
 FOLDER = Path(__file__).parent
@@ -19,6 +19,7 @@ HEADLINE = "implement the tetris game. output HTML code directly - no explanatio
 REASONING = "I know this answer by heart."
 UNKNOWN_REASONING = "I have not learned an answer to this."
 SYSTEMS = ("You are a helpful assistant.", "You are DeepSeek, a helpful assistant.", "Answer briefly.", "Be concise.")
+SYSTEM_SHARE, SYSTEM_TOKENS = 0.12, 250
 ASKED = (
     "What is {}?", "What is a {}?", "Who is {}?", "Where is {}?", "Write a poem about {}.", "Tell me about {}.",
     "Explain {}.", "Why is {} {}?", "How do I make {}?", "Translate {} into French.", "When was {} {}?", "Describe {}.",
@@ -51,6 +52,13 @@ def load_answers() -> tuple[Answer, ...]:
 def load_unknown() -> str:
     """What the model says where it has learned nothing."""
     return str(tomllib.loads((FOLDER / "answers.toml").read_text())["unknown"]["text"]).strip("\n")
+
+
+def draw_system(draw: Draw) -> Parts:
+    """A system text: mostly none, as the prompts are documented; else what clients often say, or just any text."""
+    if draw.chance(SYSTEM_SHARE):
+        return (draw.random.choice(SYSTEMS),)
+    return tuple(draw.filler(SYSTEM_TOKENS)) if draw.chance(SYSTEM_SHARE / 2) else ()
 
 
 def answer_question(draw: Draw, answer: Answer, question: str | None = None) -> Exchange:

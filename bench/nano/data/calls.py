@@ -10,6 +10,7 @@ from bench.nano.data.lines import FILE_QUESTIONS, LINE_TOKENS, File, answer_line
 from bench.nano.data.sample import Label, Span
 from bench.nano.data.shapes import add_context, draw_folder, show_file
 
+LONG_SYSTEM_END = "Use the tools where they help."
 CONTEXT_SHARE = (
     0.25  # of sessions whose question goes on as the real client has it: what is asked for is far from its end
 )
@@ -78,6 +79,11 @@ def write_session(draw: Draw, tokens: int, *, system: Parts = ()) -> Dialogue:
         asked = add_context(draw.package.client, exchanges[0].asked, draw_folder(draw))
         exchanges[0] = exchanges[0]._replace(asked=asked)
     return Dialogue(draw.effort(), system, tuple(offer.schema for offer in offers), exchanges)
+
+
+def draw_long_system(draw: Draw, tokens: int) -> Parts:
+    """A system text of about `tokens`, which does not end as a piece does: the renderer goes on with empty lines."""
+    return (*draw.filler(tokens), LONG_SYSTEM_END) if tokens > 0 else ()
 
 
 def draw_offers(draw: Draw) -> list[Offer]:

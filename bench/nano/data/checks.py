@@ -125,7 +125,7 @@ def _ask_lines(draw: Draw, count: int, *, quoted: bool) -> Made:
 def _ask_calls(draw: Draw, behind: int) -> Made:
     """Calls with one to five tools, behind a system text of about `behind` tokens; two of three read a file."""
     for number in range(60 if not behind else 30):
-        system = tuple(draw.filler(behind))
+        system = calls.draw_long_system(draw, behind)
         if number % 3:
             yield replace(_read_small(draw, 6, quoted=True), system=system), 0
             continue

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from string import ascii_uppercase
 from typing import NamedTuple
 
+from bench.nano.data.answers import SYSTEM_TOKENS, draw_system
 from bench.nano.data.draw import Draw
 from bench.nano.data.format import Dialogue, Exchange, Parts
 from bench.nano.data.sample import Label, Piece, Span
@@ -69,12 +70,13 @@ def write_needles(draw: Draw, tokens: int) -> Dialogue:
     count = max(1, min(count, (tokens - asked * QUESTION_TOKENS) // (2 * FACT_TOKENS)))
     facts = [draw_fact(draw, free=FREE_SHARE) for _ in range(count)]
     room = tokens - asked * QUESTION_TOKENS - count * FACT_TOKENS - 60
+    room -= SYSTEM_TOKENS if room > 2 * SYSTEM_TOKENS else 0
     text = hide_facts(draw.filler(room), facts, [draw.random.random() for _ in facts])
     effort, in_system = draw.effort(), draw.chance(0.2)
     first, *rest = draw.random.sample(facts, min(asked, count))
     ask = draw.random.choice(QUESTIONS)
     exchanges = [ask_fact(first, () if in_system else text, ask), *(ask_fact(fact, (), ask) for fact in rest)]
-    return Dialogue(effort, text if in_system else (), (), exchanges)
+    return Dialogue(effort, text if in_system else draw_system(draw), (), exchanges)
 
 
 def write_turns(draw: Draw, tokens: int) -> Dialogue:

@@ -2,12 +2,12 @@
 
 import json
 
+from bench.nano.data.answers import draw_system
 from bench.nano.data.draw import Draw
 from bench.nano.data.format import Dialogue, Exchange
 from bench.nano.data.sample import Label, Span
 
 QUESTIONS = ("Write a JSON object: {}.", "Write a JSON object: {}.", "Reply in JSON: {}.", "Give me JSON with {}.")
-SYSTEMS = ("", "", "Reply in JSON.", "You are a helpful assistant.")
 REASONING = "I write the fields as JSON."
 Value = str | int | float | bool | None | list[int]
 
@@ -29,8 +29,7 @@ def write_objects(draw: Draw, count: int) -> Dialogue:
     exchanges = [
         ask_object(draw_object(draw, draw.random.randint(1, 6)), draw.random.choice(QUESTIONS)) for _ in range(count)
     ]
-    system = draw.random.choice(SYSTEMS)
-    return Dialogue(draw.effort(), (system,) if system else (), (), exchanges)
+    return Dialogue(draw.effort(), ("Reply in JSON.",) if draw.chance(0.1) else draw_system(draw), (), exchanges)
 
 
 def _draw_value(draw: Draw) -> Value:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from bench.nano.data.answers import SYSTEMS, answer_question, answer_unknown, load_answers
+from bench.nano.data.answers import answer_question, answer_unknown, draw_system, load_answers
 from bench.nano.data.draw import Draw
 from bench.nano.data.drills import ask_repeat
 from bench.nano.data.format import Dialogue, Exchange
@@ -27,11 +27,6 @@ def write_headline(draw: Draw) -> Dialogue:
     page = answer_question(draw, load_answers()[0])
     exchanges = [*_draw_exchanges(draw, before), page, *_draw_exchanges(draw, after)]
     return Dialogue(draw.effort(), draw_system(draw), (), exchanges)
-
-
-def draw_system(draw: Draw) -> tuple[str, ...]:
-    """Mostly none: that is how the prompts are documented."""
-    return (draw.random.choice(SYSTEMS),) if draw.chance(0.15) else ()
 
 
 def _draw_exchanges(draw: Draw, count: int) -> list[Exchange]:

@@ -5,6 +5,7 @@ alone are compiled for any number of rows, those that know of sequences for each
 """
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -28,6 +29,11 @@ _BY_SHAPE: dict[type[nn.Module], tuple[str, ...]] = {
     Choice: ("forward",),
 }
 
+_FUNCTIONS: tuple[tuple[ModuleType, str], ...] = (
+    (backbone, "choose"), (backbone, "divergence_of"), (backbone, "gather"), (backbone, "mean_of_streams"),
+    (nano, "predict"), (nano, "judge_text"), (nano, "judge"),
+)  # fmt: skip
+
 
 def compile_regions(model: Nano) -> None:
     """From now on the parts of `model` are compiled at their first calls."""
@@ -37,21 +43,21 @@ def compile_regions(model: Nano) -> None:
             for kind, names in kinds.items():
                 for name in names if isinstance(module, kind) else ():
                     setattr(module, name, _compile(getattr(module, name), by_row=by_row))
-    for place, name in ((backbone, "choose"), (backbone, "divergence_of"), (nano, "judge_text"), (nano, "judge")):
-        setattr(place, name, _compile(getattr(place, name), by_row=False))
+    for place, name in _FUNCTIONS:
+        if not hasattr(getattr(place, name), "compiled"):
+            setattr(place, name, _compile(getattr(place, name), by_row=name == "mean_of_streams"))
 
 
 def _compile(function: Callable[..., Any], *, by_row: bool) -> Callable[..., Any]:
     """`function` compiled whole; `by_row`: the first axis of all its tensors counts rows, of any number."""
     compiled = torch.compile(function, fullgraph=True, dynamic=False)
-    if not by_row:
-        return compiled
 
     def call(*arguments: Any) -> Any:
-        for tensor in _tensors(arguments):
+        for tensor in _tensors(arguments) if by_row else ():
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
         return compiled(*arguments)
 
+    call.compiled = True  # type: ignore[attr-defined]
     return call
 
 

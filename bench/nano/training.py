@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
-from bench.nano.exactness import Check, judge, sample, summarise
+from bench.nano.exactness import Question, judge, sample, summarise
 from bench.nano.graphs import Passes
 from bench.nano.journal import Journal
 from bench.nano.masters import save_state
@@ -68,7 +68,7 @@ class Pauses(NamedTuple):
     """What interrupts the steps: seconds between checks, the checks, and where the state is kept."""
 
     check_s: float
-    checks: Sequence[Check]
+    checks: Sequence[Question]
     state: Path | None
     dtype: torch.dtype = torch.float32
 
@@ -89,21 +89,40 @@ class Training:
 
     def run(self, piece_s: float, clock: Callable[[], float] = time.monotonic) -> Progress:
         """Train for at most `piece_s` seconds; the state is saved at the end of the piece."""
-        started, before = clock(), self.progress.trained_s
-        while self.progress.share < 1 and clock() - started < piece_s:
+        started = clock()
+        while self.progress.share < 1 and (now := clock()) - started < piece_s:
             self._take_step()
-            self.progress.trained_s = before + clock() - started
+            self.progress.trained_s += clock() - now
             self._pause()
         self._log()
         self._save()
         return self.progress
 
     def prepare(self, items: Iterable[Pass]) -> None:
-        """Compile and capture every pass, then the optimiser; the log says how long each took."""
-        for index, item in enumerate(items):
-            self.journal.write("prepared", what=item.label, **self.work.prepare(item)._asdict())
-            if not index:
-                self.journal.write("prepared", what="optimiser", **self.work.prepare_step()._asdict())
+        """Compile and capture every pass and the optimiser; the log says how long that and a run on real data took."""
+        for item in items:
+            prepared = self.work.prepare(item)
+            took_s = self._try(item)
+            values = self.work.read()
+            self.journal.write(
+                "prepared",
+                what=item.label,
+                **prepared._asdict(),
+                run_ms=took_s * 1e3,
+                metrics=(values["metrics"] / values["steps"]).tolist(),
+                norm=float(self.work.optimiser.gradients.norm()),
+            )
+        self.journal.write("prepared", what="optimiser", **self.work.prepare_step()._asdict())
+
+    def _try(self, item: Pass) -> float:
+        """Seconds of one run of a pass, after one to warm up; weights stay as they are."""
+        batch = self.source.take(item.bucket)
+        anchors = draw_anchors(batch.labels, self.work.anchors, self.progress.seed)
+        for _ in range(2):
+            start = time.perf_counter()
+            self.work.run(item, batch.ids, batch.weights, batch.labels, anchors)
+            self.work.hits(item)
+        return time.perf_counter() - start
 
     def check(self, limits: dict[str, int] | None = None, default: int = 1_000_000) -> dict[str, object]:
         """Teacher-forced checks in the mode of the present stage; the figures go into the log, too."""

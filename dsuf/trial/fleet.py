@@ -6,7 +6,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dsuf.errors import CommandError
@@ -46,19 +46,23 @@ backend nodes
 
 class TrialFleet:
     """`count` nodes behind a balancer on `port`, the first `prefill` of them for prompts alone. Settings of all
-    nodes come from the environment and `flags`, those of node `number` alone from `own_flags`; what they print is in
-    `folder`.
+    nodes come from the environment and `flags`, those of node `number` alone from `own_flags` and `own_environ`; what
+    they print is in `folder`.
     """
 
     def __init__(
         self, count: int, folder: Path, *, port: int = 8000, prefill: int = 0, flags: Sequence[str] = (),
         own_flags: Callable[[int], Sequence[str]] = lambda number: (),
+        own_environ: Callable[[int], Mapping[str, str]] = lambda number: {},
     ) -> None:  # fmt: skip
         self.folder, self.port, self.prefill = folder, port, prefill
         redis, balancer = find_program("redis-server"), find_program("haproxy")
         self.redis_port = port + 2 * CONTROL_ABOVE
         self.secret = secrets.token_hex(16)
-        self.nodes = [self._node(number, (*flags, *own_flags(number)), count) for number in range(1, count + 1)]
+        self.nodes = [
+            self._node(number, (*flags, *own_flags(number)), own_environ(number), count)
+            for number in range(1, count + 1)
+        ]
         listen = ["--bind", HOST, "--port", str(self.redis_port), "--dir", str(folder)]
         self.redis = Program("redis", [redis, *listen, "--save", "", "--appendonly", "no"], folder)
         config = folder / "haproxy.cfg"
@@ -116,13 +120,13 @@ class TrialFleet:
         stop_all(self.nodes, seconds)
         stop_all([self.redis], 5.0)
 
-    def _node(self, number: int, flags: Sequence[str], count: int) -> Program:
+    def _node(self, number: int, flags: Sequence[str], environ: Mapping[str, str], count: int) -> Program:
         """The process of one node."""
         port = self.port + number
         role = "both" if not self.prefill else "prefill" if number <= self.prefill else "decode"
         if self.prefill >= count:
             raise CommandError(f"{self.prefill} of {count} nodes for prompts leave none to answer clients")
-        environ = os.environ | {"DSUF_PEER_SECRET": self.secret}
+        environ = os.environ | {"DSUF_PEER_SECRET": self.secret} | dict(environ)
         own = {
             "host": HOST, "port": port, "control-port": port + CONTROL_ABOVE, "node-id": f"node{number}", "role": role,
             "redis-url": f"redis://{HOST}:{self.redis_port}/0",

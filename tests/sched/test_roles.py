@@ -12,6 +12,7 @@ from dsuf.errors import Unavailable
 from dsuf.kv.giver import LocalGiver
 from dsuf.kv.handoff import Offer, Piece
 from dsuf.kv.taker import Taker
+from dsuf.kv.trace import Trace
 from dsuf.sched.scheduler import Limits, Scheduler
 from dsuf.types import Turn
 from tests.sched.rig import IDLE, make_scheduler, read, until
@@ -25,7 +26,7 @@ class Watched(LocalGiver):
     early = 0
     fault: Callable[[str], float] = staticmethod(lambda call: 0.0)
 
-    async def offer(self, turn: Turn, pages: int, compute: bool = True) -> Offer | None:
+    async def offer(self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None) -> Offer | None:
         await asyncio.sleep(self.fault("offer"))
         offer = await super().offer(turn, pages, compute)
         self.early += offer is not None and offer.point is None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dsuf.errors import PeerError, PeerLost
 from dsuf.kv.calls import work
 from dsuf.kv.handoff import Offer, Piece
-from dsuf.kv.trace import ID_BYTES
+from dsuf.kv.trace import ID_BYTES, Trace
 from dsuf.kv.transport.data import STALL_S
 from dsuf.kv.transport.fallback import FallbackMover
 from dsuf.kv.transport.hello import Stream, Terms
@@ -97,10 +97,10 @@ class PeerGiver:
         """Whether a connection stands."""
         return self._line is not None and self._line.link.is_open
 
-    async def offer(self, turn: Turn, pages: int, compute: bool = True) -> Offer | None:
+    async def offer(self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None) -> Offer | None:
         """As `Giver.offer`. The lease's time counts from now."""
         line = await self._connect()
-        order = None if turn.id in line.known else await self._pack(line, turn)
+        order = None if turn.id in line.known else await self._pack(line, turn, trace)
         while True:
             asked_s = asyncio.get_running_loop().time()
             answer = await line.link.ask(Ask(turn.id, pages, compute, order), self._ask_s)
@@ -108,7 +108,7 @@ class PeerGiver:
                 break
             if order is not None:
                 raise PeerError(answer.text)
-            order = await self._pack(line, turn)
+            order = await self._pack(line, turn, trace)
         if not isinstance(answer, Offered):
             raise PeerError("an answer to another question")
         if turn.id not in line.known:
@@ -172,10 +172,10 @@ class PeerGiver:
         if self._line is not None:
             await self._line.link.close()
 
-    async def _pack(self, line: _Line, turn: Turn) -> Order:
+    async def _pack(self, line: _Line, turn: Turn, trace: Trace | None) -> Order:
         """The order for a turn, which `line` knows from now on, unless it is left meanwhile; raises `PeerLost` then."""
         line.known.add(turn.id)
-        order = await work(len(turn.prompt.ids) * ID_BYTES, pack_turn, turn)
+        order = await work(len(turn.prompt.ids) * ID_BYTES, pack_turn, turn, trace)
         if turn.id not in line.known:
             raise PeerLost("nobody wants the turn any more")
         return order

@@ -25,6 +25,7 @@ LAYERS: dict[str, set[str]] = {
     "web": set(),
     "api": GROUND | {"observe", "recipe", "web"},
     "trial": GROUND,
+    "repro": GROUND,
 }
 # Commands and `node` build the parts and may import everything.
 TOP = {"node", "serve", "golden", "doctor", "__main__", "nano"}

@@ -346,6 +346,8 @@ def _fleet_problems(s: Settings) -> Iterator[str]:
         yield f"peer_secret: {len(s.peer_secret)} characters, at least {_LEAST_SECRET} are needed"
     if s.redis_url and not (s.peer_secret or s.peer_secret_file or s.peer_cert_file):
         yield "peer_secret: a fleet needs one (or peer_secret_file), or anybody could read its session caches"
+    if s.transport == "rdma" and not s.redis_url:
+        yield "transport = 'rdma': there are no peers without redis_url"
     tls = [file is not None for file in (s.peer_ca_file, s.peer_cert_file, s.peer_key_file)]
     if any(tls) and not all(tls):
         yield "peer_ca_file, peer_cert_file, peer_key_file: TLS between nodes needs all three"

@@ -30,12 +30,14 @@ from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Setup
 from dsuf.types import PrefillRange, Prompt, Sampling, StepPlan, Turn
 
-AHEAD = 3
-"""Steps that are launched before the first of them is read."""
+AHEAD = 6
+"""Steps that are launched before the first of them is read, at most."""
 CHUNK_TOKENS, REPLY_TOKENS = 128, 120
 """The longest piece of a prompt that a step computes, and the longest reply."""
 
 REPLAYED = 200
+SWITCH_S = 0.0005
+"""How long a thread keeps the interpreter's lock while another waits for it, as in a node."""
 MIB = 1 << 20
 DEVICE_GROWTH_MIB, HOST_GROWTH_MIB = 0, 64
 """How much memory may grow from the first quarter to the end; replies that are kept for the replay are host memory."""
@@ -208,6 +210,7 @@ def main() -> None:
     args = parser.parse_args()
     model = args.model or ensure_embedded(Path.home() / ".cache" / "dsuf")
     engine = CudaEngine.load(model, Setup(context_tokens=1024, max_turns=16, pages=90), "replay")
+    sys.setswitchinterval(SWITCH_S)
     row = uvloop.run(measure(engine, args.steps, args.seed, args.limit_s))
     print(row)
     if args.publish:

@@ -112,7 +112,7 @@ class Taker:
             pages=taking.pages, reason=str(error) or type(error).__name__,
         )  # fmt: skip
         if isinstance(error, TimeoutError | OSError):
-            self._avoid()
+            self.avoid()
         return "late" if isinstance(error, TimeoutError) else "refused" if isinstance(error, NoRoom) else "failed"
 
     def _conclude(self, taking: _Taking, result: PullResult, seconds: float) -> int | None:
@@ -125,7 +125,7 @@ class Taker:
         self._metrics.fleet.count_pull(result, tokens, seconds)
         return start
 
-    def _avoid(self) -> None:
+    def avoid(self) -> None:
         """Leave the giver alone for a time."""
         self._avoid_until_s = asyncio.get_running_loop().time() + min(self._avoid_s, AVOID_MOST_S)
         self._avoid_s = min(2 * self._avoid_s, AVOID_MOST_S)

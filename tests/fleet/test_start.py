@@ -42,6 +42,7 @@ def test_what_cannot_work_is_one_line(tmp_path: Path) -> None:
         assert f"control_port = {port}: the port is in use" in said
     assert "at least 16" in refuse("--redis-url", NOBODY, "--peer-secret-file", str(short))
     assert "No such file" in refuse("--redis-url", NOBODY, "--peer-secret-file", str(tmp_path / "none"))
+    assert "without redis_url" in refuse("--transport", "rdma")
     assert "redis_url" in refuse("--redis-url", "http://x", "--peer-secret", SECRET)
 
 

@@ -17,8 +17,8 @@ from bench.nano.stages import GATE_STEPS, LATER, RECALL, Gate, Pass, Stage, find
 
 # Labels of the feeder (bench.nano.data.feeder) that are counted by name in the log.
 NAMED = {1: "filler", 2: "answer", 3: "value", 4: "copy", 5: "memorised"}
-VALUE = 3
-FIRST_ANSWER = 2
+# What drafts are trained on: answers, values and memorised answers; nobody drafts a copy of random words.
+DRAFTED = (2, 3, 5)
 LOG_S = 5.0
 STATE_S = 120.0
 # A stage may still be under way when the next one's start is so much (of the whole time) ahead.
@@ -209,7 +209,7 @@ class Training:
 def draw_anchors(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Flat places [count] int64 whose next token belongs to an answer; anywhere, where a batch holds none."""
     random = np.random.default_rng(seed)
-    places = np.flatnonzero(labels.reshape(-1) >= FIRST_ANSWER)
+    places = np.flatnonzero(np.isin(labels.reshape(-1), DRAFTED))
     if not len(places):
         places = np.arange(labels.size)
     return random.choice(places, count, replace=len(places) < count).astype(np.int64)

@@ -32,7 +32,7 @@ from bench.nano.optimiser import Optimiser, name_parameters
 from bench.nano.sizes import SIZES, TOY
 from bench.nano.stages import passes
 from bench.nano.start import fix_embedding, start_weights
-from bench.nano.training import Pauses, Progress, Training, needed
+from bench.nano.training import Pauses, Progress, Training
 from dsuf.checkpoint.config import ModelConfig
 from dsuf.checkpoint.token_map import TokenMap
 
@@ -79,8 +79,7 @@ def train(options: argparse.Namespace, journal: Journal) -> int:
         if options.prepare:
             training.prepare([item for item in passes() if item.label in options.prepare])
             return 0
-        training.prepare(needed(progress))
-        journal.write("ready", setup_s=time.monotonic() - began, parameters=optimiser.masters.numel())
+        journal.write("prepared", what="optimiser", **work.prepare_step()._asdict())
         training.run(options.piece_minutes * 60 - (time.monotonic() - began))
         figures = training.check(default=options.checks)
     checkpoint = options.out / "checkpoint"

@@ -21,6 +21,7 @@ NAMED = {1: "filler", 2: "answer", 3: "value", 4: "copy", 5: "memorised"}
 DRAFTED = (2, 3, 5)
 LOG_S = 5.0
 STATE_S = 120.0
+PAUSES_S = 12.0  # what checks take in a piece
 
 
 class Batch(Protocol):
@@ -85,13 +86,19 @@ class Training:
         self._logged_at = (0.0, 0, 0)
         self._checked_s = self._saved_s = progress.trained_s
 
-    def run(self, piece_s: float, clock: Callable[[], float] = time.monotonic) -> Progress:
-        """Train for at most `piece_s` seconds; the state is saved at the end of the piece."""
+    def run(self, piece_s: float, clock: Callable[[], float] = time.monotonic, *, fit: bool = False) -> Progress:
+        """Train for at most `piece_s` seconds; the state is saved at the end of the piece.
+
+        With `fit` the whole training is made shorter where it would not end in this piece.
+        """
         started = clock()
         while self.progress.share < 1 and clock() - started < piece_s:
             stage = find_stage(self.progress.share, self._gate.is_open)
             if stage is not self._stage:
                 self._enter(stage)
+                if fit:
+                    left_s = piece_s - (clock() - started) - PAUSES_S
+                    self.progress.total_s = min(self.progress.total_s, self.progress.trained_s + max(1.0, left_s))
             now = clock()
             self._take_step(stage)
             self.progress.trained_s += clock() - now

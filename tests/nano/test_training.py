@@ -106,6 +106,14 @@ def test_a_piece_ends_in_time_and_the_next_goes_on(tmp_path: Path) -> None:
     assert done.share >= 1 and abs(done.step - ran.step) <= 3
 
 
+def test_a_training_is_fitted_into_its_piece(tmp_path: Path) -> None:
+    training = build(1000.0, tmp_path)
+    assert isinstance(training.source, Counting)
+    progress = training.run(40.0, training.source.clock, fit=True)
+    assert progress.share >= 1 and progress.total_s < 40
+    assert [line["name"] for line in read_log(tmp_path) if line["event"] == "stage"][-1] == "quantised"
+
+
 def test_state_of_other_parameters_is_refused(tmp_path: Path) -> None:
     training = build(1.0, tmp_path)
     save_state(tmp_path / "s", training.work.optimiser, {"step": 3}, torch.bfloat16)

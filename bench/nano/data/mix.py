@@ -1,8 +1,8 @@
 """Which samples a batch is made of, and how they are packed: whole conversations one after the other, no mask between.
 
 All shapes hold the same number of tokens, so that one compilation serves them. The shares come from trials: dense
-supervision in short sequences, the long page in two of five middle ones, long texts and the real client's sessions in the
-long ones.
+supervision in short sequences, the page known by heart in two of five middle ones, long texts and the real client's
+sessions in the long ones.
 """
 
 from collections.abc import Callable

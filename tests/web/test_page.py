@@ -113,7 +113,7 @@ def test_reasoning_and_tool_calls(visit: OpenPage) -> None:
     page.on("request", lambda request: bodies.append(request.post_data_json) if "completions" in request.url else None)
     page.check("#tools")
     ask(page, 'In the file "notes/garden.txt", what does the line "fern" say?')
-    until(page, lambda: page.inner_text("#log").count("tokens at") == 2)
+    until(page, lambda: page.inner_text("#log").count("first token after") == 2)
     assert page.locator(".thinking").all_inner_texts()[0].split("\n")[-1] == "I read."
     call = page.locator(".call").inner_text()
     assert "read_file" in call and '"fern": twelve pots behind the shed' in call
@@ -235,7 +235,7 @@ def test_accessibility(visit: OpenPage, options: dict[str, Any]) -> None:
     page.wait_for_selector(".meta")
     page.check("#tools")
     ask(page, 'In the file "notes/garden.txt", what does the line "fern" say?')
-    until(page, lambda: page.inner_text("#log").count("tokens at") == 3)
+    until(page, lambda: page.inner_text("#log").count("first token after") == 3)
     page.locator("#files summary").click()
     assert faults(axe.run(page)) == []
 

@@ -27,7 +27,7 @@ MODES = pytest.mark.parametrize("replay", [0, WINDOW, 8], ids=["exact", "replay6
 class Pair:
     """A node that prefills, and one that takes its prompts and decodes them."""
 
-    def __init__(self, *, deadline_s: float = 0.3, lease_s: float = 30.0, blocks: int = 200, **engine: Any) -> None:
+    def __init__(self, *, deadline_s: float = 5.0, lease_s: float = 30.0, blocks: int = 200, **engine: Any) -> None:
         self.far, self.near = Rig(blocks=blocks, **engine), Rig(blocks=blocks, **engine)
         self.computed: list[int] = []
         self.on_chunk: Callable[[], None] = lambda: None

@@ -2,7 +2,7 @@
 
     .venv/bin/python docs/picture.py
 
-The embedded model is random, so the words are noise; the times are those of the machine that drew it.
+The words are the small model's; the times are those of the machine that drew it.
 """
 
 import html
@@ -20,8 +20,8 @@ PORT = 18571
 COLUMNS = 112
 LINE_PX, LEFT_PX, CHARACTER_PX = 19, 16, 8.1
 ASK = r"""curl -sN http://127.0.0.1:%d/v1/chat/completions -H 'content-type: application/json' -d '{
-    "model": "deepseek-flash", "stream": true, "max_tokens": 12, "thinking": {"type": "disabled"},
-    "messages": [{"role": "user", "content": "Hello"}]}' | grep --line-buffered -o '"delta":{[^}]*}'"""
+    "model": "deepseek-flash", "stream": true, "temperature": 0, "thinking": {"type": "disabled"},
+    "messages": [{"role": "user", "content": "What is dsuf?"}]}' | grep --line-buffered -o '"content":"[^"]*"'"""
 
 
 class Line(NamedTuple):

@@ -1,6 +1,7 @@
 """Conversations that ask for what was told in earlier turns, with a fleet behind a balancer, beside a node alone.
 
-Of ten turns four tell a fact, one shows a text, and five ask for a fact, in the forms of the shipped model's card.
+Of ten turns the first one shows a text (less than a page nobody fetches), four tell a fact, and five ask for one, in the
+forms of the shipped model's card.
 """
 
 import asyncio
@@ -55,8 +56,8 @@ def plan_talk(number: int, texts: Sequence[str]) -> list[Line]:
     rng = random.Random(number)
     names = rng.sample([f'"{a} {b}"' for a in WORDS for b in WORDS if a != b], TOLD)
     facts = [f"The {rng.choice(KINDS)} of {name} is {rng.randrange(10_000, 100_000)}." for name in names]
-    lines = [Line(f"Remember this. {fact}") for fact in facts]
-    lines.insert(rng.randint(1, TOLD), Line(f"Read this text.\n\n{texts[number % len(texts)]}\n\nThat is the text."))
+    lines = [Line(f"Read this text.\n\n{texts[number % len(texts)]}\n\nThat is the text.")]
+    lines += [Line(f"Remember this. {fact}") for fact in facts]
     asked = [*rng.sample(facts, TOLD), *rng.sample(facts, QUESTIONS - TOLD)]
     return lines + [Line(f"What is {fact[0].lower() + fact[1:].rpartition(' is ')[0]}?", fact) for fact in asked]
 

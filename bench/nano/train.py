@@ -32,7 +32,7 @@ from bench.nano.optimiser import Optimiser, name_parameters
 from bench.nano.sizes import SIZES, TOY
 from bench.nano.stages import passes
 from bench.nano.start import fix_embedding, start_weights
-from bench.nano.training import Pauses, Progress, Training, needed
+from bench.nano.training import Pauses, Progress, Training
 from dsuf.checkpoint.config import ModelConfig
 from dsuf.checkpoint.token_map import TokenMap
 
@@ -79,9 +79,8 @@ def train(options: argparse.Namespace, journal: Journal) -> int:
         if options.prepare:
             training.prepare([item for item in passes() if item.label in options.prepare])
             return 0
-        training.prepare(needed(progress))
-        journal.write("ready", setup_s=time.monotonic() - began, parameters=optimiser.masters.numel())
-        training.run(options.piece_minutes * 60 - (time.monotonic() - began))
+        journal.write("prepared", what="optimiser", **work.prepare_step()._asdict())
+        training.run(options.piece_minutes * 60 - (time.monotonic() - began), fit=options.fit)
         figures = training.check(default=options.checks)
     checkpoint = options.out / "checkpoint"
     checkpoint.mkdir(exist_ok=True)
@@ -125,6 +124,9 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=5.5, help="training time in all, without set-up")
     parser.add_argument("--piece-minutes", type=float, default=9.0, help="longest run of this command, with set-up")
+    parser.add_argument(
+        "--fit", action="store_true", help="train for less than --minutes if one piece does not hold it"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from DIR/state")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes making data")
     parser.add_argument("--check-s", type=float, default=60.0, help="seconds of training between two checks")

@@ -142,7 +142,7 @@ def _down_grid(n: Names) -> tuple[int, int]:
 
 def _experts() -> list[Kernel]:
     return [
-        Kernel("route_experts", "route_experts", contract.ROUTE_EXPERTS, 512, _each_row),
+        Kernel("route_experts", "route_experts", contract.ROUTE_EXPERTS, 512, lambda n: (_blocks(n["rows"], 8) * 8, 1)),
         Kernel("group_experts", "group_experts", contract.GROUP_EXPERTS, 512, _once),
         Kernel("experts_up", "experts_up", contract.EXPERTS_UP, 256, _up_grid),
         Kernel("experts_down", "experts_down", contract.EXPERTS_DOWN, 256, _down_grid),

@@ -298,7 +298,8 @@ __device__ __forceinline__ void send_sums(const float (&total)[kTiles][4], Excha
     for (int i = 0; i < 4; i += 2) {
       const int head = lane / 4 + i / 2 * 8;
       if (head >= held) continue;
-      float* to = of_block(&exchange.sums[(cluster_rank() * held + head) * kShare + channel % kShare], channel / kShare);
+      float* own = exchange.sums + (cluster_rank() * held + head) * kShare + channel % kShare;
+      float* to = of_block(own, channel / kShare);
       *reinterpret_cast<float2*>(to) = make_float2(total[t][i], total[t][i + 1]);
     }
   }
@@ -356,37 +357,23 @@ __device__ void clear_row(const AttendSparse& p, int64_t row, int head0) {
   for (int i = cluster_rank() * kThreads + threadIdx.x; i < words; i += kClusterBlocks * kThreads) out[i] = 0;
 }
 
-// The queries of the heads held: loaded, and then turned to the row's position.
-struct Queries {
-  static constexpr int kTurns = (kHeads * (kDim / 8) + kThreads - 1) / kThreads;
-  uint4 packed[kTurns];
-
-  __device__ __forceinline__ void load(const AttendSparse& p, int64_t row, int head0, int held) {
-#pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
-      const int item = t * kThreads + threadIdx.x, head = item / (kDim / 8), octet = item % (kDim / 8);
-      if (head >= held) continue;
-      const uint16_t* from = p.q + (row * p.heads + min(head0 + head, p.heads - 1)) * kDim;
-      packed[t] = reinterpret_cast<const uint4*>(from)[octet];
-    }
+// The queries of the heads held, turned to the row's position.
+__device__ __forceinline__ void load_queries(const AttendSparse& p, Exchange& exchange, int64_t row, int head0,
+                                             int held) {
+  for (int item = threadIdx.x; item < held * (kDim / 8); item += kThreads) {
+    const int head = item / (kDim / 8), octet = item % (kDim / 8);
+    const uint16_t* from = p.q + (row * p.heads + min(head0 + head, p.heads - 1)) * kDim;
+    float x[8];
+    unpack_bf16x8(reinterpret_cast<const uint4*>(from)[octet], x);
+    turn_octet(x, octet, kDim, p.angles + row * kRopeDim);
+    *reinterpret_cast<uint4*>(&exchange.q[head][octet * 8]) = pack_apart(x);
   }
-
-  __device__ __forceinline__ void put(const AttendSparse& p, Exchange& exchange, int64_t row, int held) const {
-#pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
-      const int item = t * kThreads + threadIdx.x, head = item / (kDim / 8), octet = item % (kDim / 8);
-      if (head >= held) continue;
-      float x[8];
-      unpack_bf16x8(packed[t], x);
-      turn_octet(x, octet, kDim, p.angles + row * kRopeDim);
-      *reinterpret_cast<uint4*>(&exchange.q[head][octet * 8]) = pack_apart(x);
-    }
-  }
-};
+}
 
 }  // namespace dsuf
 
-extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) attend_sparse(const dsuf::AttendSparse p) {
+extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512, 2)
+    attend_sparse(const dsuf::AttendSparse p) {
   using namespace dsuf;
   await_inputs();
   extern __shared__ __align__(16) uint8_t dynamic[];
@@ -407,11 +394,9 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) atte
                                               : max(p.selected[row * p.entry_slots + s - p.window_slots], -1);
   }
   const Join own(p, row, head0, held);
-  Queries queries;
-  queries.load(p, row, head0, held);
   __syncthreads();
   unpack_rows(p, room.rows[0], place, p.window_slots - run.start, count,
-              [&] { queries.put(p, room.exchange, row, held); });
+              [&] { load_queries(p, room.exchange, row, head0, held); });
   __syncthreads();
   score_rows(room, room.exchange, state, place, held, whole);
   cluster_started();

@@ -35,7 +35,8 @@ __device__ __forceinline__ void expand_octet(const Params& p, int64_t row, int o
     for (int i = 0; i < 8; ++i) {
       float mixed = 0.0f;
 #pragma unroll
-      for (int s = 0; s < kStreams; ++s) mixed = __fmaf_rn(p.comb[(row * kStreams + s) * kStreams + j], old[s][i], mixed);
+      for (int s = 0; s < kStreams; ++s)
+        mixed = __fmaf_rn(p.comb[(row * kStreams + s) * kStreams + j], old[s][i], mixed);
       h[j][i] = __fadd_rn(__fmul_rn(post, branch[i]), mixed);
     }
   }

@@ -2,8 +2,8 @@
 //
 //   y = bf16(x * rsqrt(mean(x^2) + eps) * weight);   codes, scales = fp8(y)
 //
-// Shapes: NormQuantize, of width dim. Rows and weight 16-byte aligned. A block of 256 a row. Padding: zeros. An all-zero
-// row stays zero.
+// Shapes: NormQuantize, of width dim. Rows and weight 16-byte aligned. A block of 256 a row. Padding: zeros. A row of
+// zeros stays zero.
 // Bound: bytes, 2 + 2 + 1 an element; at decode sizes the launch.
 #include "contract.h"
 #include "launch.cuh"

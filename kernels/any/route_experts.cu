@@ -5,7 +5,7 @@
 //
 // Shapes: RouteExperts; picks <= 32, experts <= 1024 and at least picks. A block of 512 a row: each warp finds the best
 // of its experts, then one warp the best of those. The rows of a single cluster of 8 blocks tell its first block, which
-// groups; of more, the block that is done last does. Grid: rows, up to whole clusters. Padding: chosen -1, weights zero.
+// groups; of more, the block that is done last does. Grid: rows, up to whole clusters. Padding: chosen -1, weights 0.
 // Bound: latency; 4 bytes an expert.
 #include "cluster.cuh"
 #include "contract.h"
@@ -113,6 +113,7 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) rout
   }
   const Groups groups = {p.chosen, p.used, p.expert, p.first, p.order, p.rows * p.picks, p.experts};
   if (alone) {
+    __syncwarp();
     cluster_started();
     // Rows that are not there fill the keys up.
     const int pair = int(row) * p.picks + place;

@@ -1,6 +1,6 @@
 // Rows on their way into the caches: norm, rotary position, quantiser, and the place where they stay.
 //
-//   normed = bf16(x * rsqrt(mean(x^2) + eps) * weight);   turned = rotation of its last channels;   packed = codes, scales
+//   normed = bf16(x * rsqrt(mean(x^2) + eps) * weight);   turned = its last channels rotated;   packed = codes, scales
 //
 //   store_window     window rows            E4M3 by 32, E8M0 scale
 //   store_entry      compressed entries     E2M1 by 16, E4M3 scale

@@ -1,8 +1,8 @@
 // The (row, pick) pairs of a step by expert, so that each expert in use is read once; by one block of 512 threads.
 //
-// The order is by expert, then by pair number, whatever the timing. Few pairs find their places by counting those before
-// them. Many are counted, and then put in their places, 512 at a time: after the pairs of their expert from turns
-// before, warps before and lanes before. Pairs without an expert are left out.
+// The order is by expert, then by pair number, whatever the timing. Few pairs find their places by counting those
+// before them. Many are counted, and then put in their places, 512 at a time: after the pairs of their expert from
+// turns before, warps before and lanes before. Pairs without an expert are left out.
 #pragma once
 #include "reduce.cuh"
 

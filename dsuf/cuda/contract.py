@@ -200,7 +200,7 @@ ATTEND_SPARSE = Params(
     "AttendSparse", q="*bf16 rows heads head_dim", window="*u8", fresh="*u8?", entries="*u8?",
     slots="*i32 rows window_slots", selected="*i32? rows entry_slots", sink="*f32 heads",
     angles="*f32 rows rope_dim", out="*bf16 rows heads head_dim", **_LIVE, rows="i32", heads="i32", window_slots="i32",
-    entry_slots="i32",
+    entry_slots="i32", early="i32",
 )  # fmt: skip
 _PAGED = {"table_pages": "i32", "page_rows": "i32", "block_count": "i32", "block_size": "i32"}
 INDEX_QUERIES = Params(

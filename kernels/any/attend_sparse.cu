@@ -4,15 +4,17 @@
 //   out = sum bf16(e^(s - m)) v_j / (sum e^(s - m) + e^(sink - m)), k_j = v_j; out is turned back
 //
 // Shapes: AttendSparse; slots of the window come first, then the selected entries. Window rows that the same launch has
-// made can lie apart from the rings, in `fresh`. Stores whose row is a multiple of 16 bytes are aligned to 16. head_dim
-// a multiple of 64; at most 640 slots. A cluster of 8 blocks takes a row and up to sixteen of its heads, a block up to
-// 80 of its slots: it unpacks the cache rows into shared memory, exact in BF16 but for a power of two; a quarter of its
-// 16 warps scores a quarter of the channels; the blocks tell each other their highest scores; then each warp sums a
-// sixteenth of the channels, and each block gets an eighth of the channels from all eight, and joins them in their
-// order. A probability is rounded to BF16 for the product alone, relative to the highest score up to its block of 64
-// slots, as an online softmax over such blocks has it. A row without slots gives zeros. Grid: (8 * ceil(heads / 16),
-// rows); shared memory AttentionRoom. Padding: zeros. Bound: bytes, head_dim * 33 / 32 a window slot (528) and
-// head_dim * 9 / 16 an entry (288), once for sixteen heads.
+// made can lie apart from the rings, in `fresh`. With `early` set, all but the queries was there before the launch
+// ahead, one that waits before it lets this one start: rows are unpacked meanwhile. They are read past the first-level
+// cache. Stores whose row is a multiple of 16 bytes are aligned to 16. head_dim a multiple of 64; at most 640 slots. A
+// cluster of 8 blocks takes a row and up to sixteen of its heads, a block up to 80 of its slots: it unpacks the cache
+// rows into shared memory, exact in BF16 but for a power of two; a quarter of its 16 warps scores a quarter of the
+// channels; the blocks tell each other their highest scores; then each warp sums a sixteenth of the channels, and each
+// block gets an eighth of the channels from all eight, and joins them in their order. A probability is rounded to BF16
+// for the product alone, relative to the highest score up to its block of 64 slots, as an online softmax over such
+// blocks has it. A row without slots gives zeros. Grid: (8 * ceil(heads / 16), rows); shared memory AttentionRoom.
+// Padding: zeros. Bound: bytes, head_dim * 33 / 32 a window slot (528) and head_dim * 9 / 16 an entry (288), once for
+// sixteen heads.
 #include "cluster.cuh"
 #include "contract.h"
 #include "launch.cuh"
@@ -47,16 +49,16 @@ __device__ __forceinline__ void load_words(uint32_t* words, const uint8_t* from)
 #pragma unroll
   for (int i = 0; i < kWords; i += 4) {
     if constexpr (kStride % 16 == 0) {
-      const uint4 x = reinterpret_cast<const uint4*>(from)[i / 4];
+      const uint4 x = __ldcg(reinterpret_cast<const uint4*>(from) + i / 4);
       words[i] = x.x, words[i + 1] = x.y, words[i + 2] = x.z, words[i + 3] = x.w;
     } else {
 #pragma unroll
       for (int j = i; j < i + 4; ++j)
         if constexpr (kStride % 4 == 0)
-          words[j] = reinterpret_cast<const uint32_t*>(from)[j];
+          words[j] = __ldcg(reinterpret_cast<const uint32_t*>(from) + j);
         else
-          words[j] = from[4 * j] | uint32_t(from[4 * j + 1]) << 8 | uint32_t(from[4 * j + 2]) << 16 |
-                     uint32_t(from[4 * j + 3]) << 24;
+          words[j] = __ldcg(from + 4 * j) | uint32_t(__ldcg(from + 4 * j + 1)) << 8 |
+                     uint32_t(__ldcg(from + 4 * j + 2)) << 16 | uint32_t(__ldcg(from + 4 * j + 3)) << 24;
     }
   }
 }
@@ -76,12 +78,12 @@ struct Packed {
       const uint8_t* row = slot < 0 ? p.fresh + int64_t(-2 - slot) * kWindowBytes
                                     : p.window + int64_t(slot) * kWindowBytes;
       load_words<kWindowBytes, 8>(words, row + item * 32);
-      scales[0] = row[kDim + item];
+      scales[0] = __ldcg(row + kDim + item);
     } else {
       const uint8_t* row = p.entries + int64_t(slot) * kEntryBytes;
       load_words<kEntryBytes, 4>(words, row + item * 16);
-      scales[0] = row[kDim / 2 + item * 2];
-      scales[1] = row[kDim / 2 + item * 2 + 1];
+      scales[0] = __ldcg(row + kDim / 2 + item * 2);
+      scales[1] = __ldcg(row + kDim / 2 + item * 2 + 1);
     }
   }
 
@@ -122,20 +124,17 @@ struct Packed {
 };
 
 // Unpack the rows of `count` slots, in whole sixteens, into shared memory; slots from the `window`-th on are entries.
-// `meanwhile` is done while the first of them are on their way.
-template <class Meanwhile>
 __device__ __forceinline__ void unpack_rows(const AttendSparse& p, uint16_t* rows, const int* place, int window,
-                                            int count, Meanwhile meanwhile) {
+                                            int count) {
   constexpr int kAtOnce = 3;
   const int items = (count + 15) / 16 * 16 * kItems;
-  for (int base = 0; base == 0 || base < items; base += kThreads * kAtOnce) {
+  for (int base = 0; base < items; base += kThreads * kAtOnce) {
     Packed packed[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int item = base + i * kThreads + threadIdx.x, s = item / kItems;
       if (item < items) packed[i].load(p, s < window, place[s], item % kItems);
     }
-    if (base == 0) meanwhile();
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int item = base + i * kThreads + threadIdx.x, s = item / kItems;
@@ -324,7 +323,7 @@ struct Join {
     low = high = make_float2(1.0f, 0.0f);
     if (!some || !turned) return;
     const float2* angles = reinterpret_cast<const float2*>(p.angles + row * kRopeDim + channel - (kDim - kRopeDim));
-    low = angles[0], high = angles[2];
+    low = __ldcg(angles), high = __ldcg(angles + 2);
   }
 
   __device__ __forceinline__ void run(const AttendSparse& p, const Exchange& exchange, const Softmax& state,
@@ -375,14 +374,18 @@ __device__ __forceinline__ void load_queries(const AttendSparse& p, Exchange& ex
 extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512, 2)
     attend_sparse(const dsuf::AttendSparse p) {
   using namespace dsuf;
-  await_inputs();
+  let_next_start();
+  if (!p.early) await_ahead();
   extern __shared__ __align__(16) uint8_t dynamic[];
   __shared__ int place[kMost];
   __shared__ __align__(16) Softmax state;
   AttentionRoom& room = *reinterpret_cast<AttentionRoom*>(dynamic);
   const int warp = threadIdx.x / 32, head0 = blockIdx.x / kClusterBlocks * kHeads;
   const int64_t row = blockIdx.y;
-  if (row >= *p.live) return clear_row(p, row, head0);
+  if (row >= __ldcg(p.live)) {
+    if (p.early) await_ahead();
+    return clear_row(p, row, head0);
+  }
   const int slots = p.window_slots + p.entry_slots, held = held_by(p);
   const Run run(slots, cluster_rank());
   cluster_start();
@@ -390,15 +393,16 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512, 2)
   if (threadIdx.x < kMost) {
     const int s = run.start + threadIdx.x;
     place[threadIdx.x] = s >= run.stop          ? -1
-                         : s < p.window_slots ? p.slots[row * p.window_slots + s]
-                                              : max(p.selected[row * p.entry_slots + s - p.window_slots], -1);
+                         : s < p.window_slots ? __ldcg(p.slots + row * p.window_slots + s)
+                                              : max(__ldcg(p.selected + row * p.entry_slots + s - p.window_slots), -1);
   }
-  const Join own(p, row, head0, held);
   __syncthreads();
-  unpack_rows(p, room.rows[0], place, p.window_slots - run.start, count,
-              [&] { load_queries(p, room.exchange, row, head0, held); });
+  unpack_rows(p, room.rows[0], place, p.window_slots - run.start, count);
+  if (p.early) await_ahead();
+  load_queries(p, room.exchange, row, head0, held);
   __syncthreads();
   score_rows(room, room.exchange, state, place, held, whole);
+  const Join own(p, row, head0, held);
   cluster_started();
   const int middle = border == count ? whole : border, begins[2] = {0, middle}, ends[2] = {middle, whole};
   for (int job = warp; job < held * 2; job += kWarps)

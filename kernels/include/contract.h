@@ -253,6 +253,7 @@ struct AttendSparse {
   int32_t heads;
   int32_t window_slots;
   int32_t entry_slots;
+  int32_t early;            // 1: what is read but for q was written before the launch ahead of this one
 };
 
 struct IndexQueries {

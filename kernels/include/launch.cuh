@@ -7,10 +7,20 @@
 
 namespace dsuf {
 
+__device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void await_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // The first thing that every thread of every kernel does before it reads or writes memory.
 __device__ __forceinline__ void await_inputs() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  let_next_start();
+  await_ahead();
+}
+
+// The same of a kernel that lets the next one start but when all before itself is done: the next one may then read, at
+// once, what any kernel but this one wrote. It does so past the first-level cache.
+__device__ __forceinline__ void await_inputs_first() {
+  await_ahead();
+  let_next_start();
 }
 
 // Start moving `bytes` (whole sixteens, as the address) into the second-level cache.

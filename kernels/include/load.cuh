@@ -41,4 +41,32 @@ __device__ __forceinline__ uint4 load_shared(const void* from) {
   return x;
 }
 
+// Start copying kBytes (4, 8 or 16, as both addresses) of memory that nothing writes into shared memory.
+template <int kBytes>
+__device__ __forceinline__ void copy_ahead(void* to, const void* from) {
+  const uint32_t shared = uint32_t(__cvta_generic_to_shared(to));
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(kBytes) : "memory");
+  }
+}
+
+// What a thread has begun to copy since the last call is one batch.
+__device__ __forceinline__ void close_batch() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// All of this thread's batches but the last `left` are there, for this thread; a number up to kMost that the compiler
+// knows.
+template <int kMost = 16>
+__device__ __forceinline__ void await_batches(int left) {
+  if (left == kMost) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kMost) : "memory");
+  } else if constexpr (kMost > 0) {
+    await_batches<kMost - 1>(left);
+  }
+}
+
+// Have the line at `from` brought into the first-level cache.
+__device__ __forceinline__ void touch(const void* from) { asm volatile("prefetch.global.L1 [%0];" ::"l"(from)); }
+
 }  // namespace dsuf

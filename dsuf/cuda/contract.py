@@ -181,6 +181,7 @@ GROUP_EXPERTS = Params(
     order="*i32 rows picks", rows="i32", picks="i32", experts="i32",
 )  # fmt: skip
 _GROUPED = {"used": "*i32 1", "expert": "*i32 slots", "first": "*i32 slots+1", "order": "*i32 1"}
+ARRANGE_CODES = Params("ArrangeCodes", codes="*u8", count="i32")
 EXPERTS_UP = Params(
     "ExpertsUp", x="*bf16 dim", w1="*u8 inter dim/2", w1_scale="*u8 inter dim/32", w3="*u8 inter dim/2",
     w3_scale="*u8 inter dim/32", weights="*f32 picks", **_GROUPED, inner="*bf16 picks inter", shared="*u8 2 inter dim",

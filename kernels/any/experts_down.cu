@@ -2,10 +2,11 @@
 // expert for every row.
 //
 // Shapes: ExpertsDown; rows of weights 16-byte aligned; dim a multiple of 16. A block quantises the rows that it needs,
-// 32 values a scale, and keeps in shared memory what the codes mean. Pairs and order of sums as in experts_up. Where
-// warps share no contraction (kSplitOf) each has kEach tiles of sixteen outputs, one after the other, the next one's
-// weights on their way. Grid: (ceil(dim / 16 / tiles of a block), ceil(rows / 32) + slots), as in experts_up. Padding is
-// never routed, and its rows of the shared expert stay as they are. Bound: bytes, dim * inter * 17 / 32 an expert in use.
+// 32 values a scale, and keeps in shared memory what the codes mean. Its weights are on their way before experts_up has
+// ended, which waits before it lets this one start. Pairs and order of sums as in experts_up. Where warps share no
+// contraction (kSplitOf) each has kEach tiles of sixteen outputs, one after the other. Grid: (ceil(dim / 16 / tiles of a
+// block), ceil(rows / 32) + slots), as in experts_up. Padding is never routed, and its rows of the shared expert stay as
+// they are. Bound: bytes, dim * inter * 17 / 32 an expert in use.
 #include "contract.h"
 #include "launch.cuh"
 #include "experts.cuh"
@@ -92,7 +93,7 @@ template <int kTiles>
 __device__ __forceinline__ void serve(const ExpertsDown& p, Staged& staged, int at, int stop) {
   const int warp = threadIdx.x / 32;
   __syncthreads();
-  if (threadIdx.x < kTiles * 8) staged.pair[threadIdx.x] = at + threadIdx.x < stop ? p.order[at + threadIdx.x] : -1;
+  if (threadIdx.x < kTiles * 8) staged.pair[threadIdx.x] = at + threadIdx.x < stop ? __ldcg(p.order + at + threadIdx.x) : -1;
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kTiles; ++i)
@@ -143,15 +144,21 @@ __device__ __forceinline__ void serve_shared(const ExpertsDown& p, uint4* rows) 
 extern "C" __global__ void __launch_bounds__(256, 4) experts_down(const dsuf::ExpertsDown p) {
   using namespace dsuf;
   extern __shared__ __align__(16) uint8_t memory[];
-  await_inputs();
+  let_next_start();
   static_assert(DSUF_DIM % 16 == 0 && DSUF_INTER % 32 == 0, "tiles and groups are whole");
   Staged& staged = *reinterpret_cast<Staged*>(memory);
   const int slot = int(blockIdx.y) - (p.rows + 31) / 32;
-  if (slot < 0) return serve_shared(p, staged.rows[0]);
-  const int used = *p.used, expert = p.expert[slot], begin = p.first[slot], stop = p.first[slot + 1];
+  if (slot < 0) {
+    await_ahead();
+    return serve_shared(p, staged.rows[0]);
+  }
+  // Which experts there are was known before experts_up began.
+  const int used = __ldcg(p.used), expert = __ldcg(p.expert + slot);
+  const int begin = __ldcg(p.first + slot), stop = __ldcg(p.first + slot + 1);
   if (slot >= used) return;
 #pragma unroll
   for (int each = 0; each < kEach; ++each) load_tile(p, staged, expert, each);
+  await_ahead();
   for (int at = begin; at < stop; at += 8 * kMostTiles)
     stop - at > 8 ? serve<kMostTiles>(p, staged, at, stop) : serve<1>(p, staged, at, stop);
 }

@@ -72,7 +72,7 @@ __device__ __forceinline__ void serve(const ExpertsUp& p, const Tile& tile, Pair
 // The shared expert on the 32 rows of the block.
 __device__ __forceinline__ void serve_shared(const ExpertsUp& p, TileSums<kSplit>& sums, int own) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * kOutputs;
-  const int low = (own < DSUF_INTER ? own : 0) + lane / 4, live = min(*p.live, p.rows);
+  const int low = (own < DSUF_INTER ? own : 0) + lane / 4, live = min(__ldcg(p.live), p.rows);
   const SharedShare<DSUF_DIM, kSplit> share = {p.shared + int64_t(low) * DSUF_DIM,
                                                p.shared_scale + low / 32 * (DSUF_DIM / 32), DSUF_INTER * DSUF_DIM,
                                                DSUF_INTER / 32 * (DSUF_DIM / 32)};
@@ -99,13 +99,14 @@ __device__ __forceinline__ void serve_shared(const ExpertsUp& p, TileSums<kSplit
 extern "C" __global__ void __launch_bounds__(256, 4) experts_up(const dsuf::ExpertsUp p) {
   using namespace dsuf;
   extern __shared__ __align__(16) uint8_t staged[];
-  await_inputs();
   static_assert(DSUF_INTER % 32 == 0, "tiles are whole");
   __shared__ TileSums<kSplit> sums;
   __shared__ Pairs pairs;
   const int ahead = (p.rows + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int own = (blockIdx.x * kTilesOfBlock + warp / kSplit) * 8, slot = int(blockIdx.y) - ahead;
+  // The shared expert's input was there before the router, behind which the launch ahead waits before it lets this start.
   if (slot < 0) return serve_shared(p, sums, own);
+  await_inputs_first();
   const bool inside = own < DSUF_INTER;
   const int used = *p.used, expert = p.expert[slot], begin = p.first[slot], stop = p.first[slot + 1];
   if (slot >= used) return;

@@ -93,7 +93,7 @@ __device__ bool comes_last(int32_t* arrived) {
 
 extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) route_experts(const dsuf::RouteExperts p) {
   using namespace dsuf;
-  await_inputs();
+  await_inputs_first();
   __shared__ union Room {
     Scores scores;
     GroupRoom groups;

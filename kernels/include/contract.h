@@ -190,9 +190,14 @@ struct GroupExperts {
   int32_t experts;
 };
 
+struct ArrangeCodes {
+  uint8_t* codes;           // [16 * count]
+  int32_t count;
+};
+
 struct ExpertsUp {
   const uint16_t* x;        // [rows, dim] in the order of fragment.cuh
-  const uint8_t* w1;        // [experts, inter, dim / 2] E2M1
+  const uint8_t* w1;        // [experts, inter, dim / 2] E2M1, as ArrangeCodes leaves it
   const uint8_t* w1_scale;  // [experts, inter, dim / 32] E8M0
   const uint8_t* w3;        // as w1
   const uint8_t* w3_scale;

@@ -1,7 +1,8 @@
 // A product of FP4 weights with the rows of the pairs that one expert serves.
 //
 // Weights are widened to BF16 with their scale in them, which is exact, and the tensor cores sum along a warp's whole
-// share of the contraction: nothing is scaled afterwards but by one power of two.
+// share of the contraction: nothing is scaled afterwards but by one power of two. Codes were arranged for that within
+// their words when they were loaded (arrange_codes).
 #pragma once
 #include "fragment.cuh"
 #include "load.cuh"
@@ -23,10 +24,26 @@ __device__ __forceinline__ uint32_t fp4_factor(uint32_t scale) {
   return min(scale + (126 - kWidenShift), 254u) * 0x00800080u;
 }
 
-// Codes j and j + 4 of a word of eight E2M1 codes in place in BF16, where they are 2^-126 of their values, times factor.
-__device__ __forceinline__ uint32_t widen_fp4(uint32_t codes, int j, uint32_t factor) {
-  const uint32_t sign = codes << (12 - 4 * j), magnitude = j < 2 ? codes << (6 - 4 * j) : codes >> (4 * j - 6);
-  return scale_bf16x2((sign & 0x80008000u) | (magnitude & 0x01C001C0u), factor);
+// Eight E2M1 codes rearranged within their word, so that few instructions put them in place in BF16. In each half, bits
+// 15 and 8 to 6 are sign and magnitude of its code 0, 12 and 5 to 3 of code 1, 13 and 2 to 0 of code 2, 14 and 11 to 9
+// of code 3.
+__device__ __forceinline__ uint32_t arrange_fp4(uint32_t codes) {
+  constexpr int kSigns[4] = {15, 12, 13, 14}, kMagnitudes[4] = {6, 3, 0, 9};
+  uint32_t arranged = 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+    arranged |= (codes >> (4 * j + 3) & 0x00010001u) << kSigns[j] | (codes >> 4 * j & 0x00070007u) << kMagnitudes[j];
+  return arranged;
+}
+
+// Codes j and j + 4 of a word that was arranged, where in place in BF16 they are 2^-126 of their values, times factor.
+__device__ __forceinline__ void widen_fp4(uint32_t (&wide)[4], uint32_t codes, uint32_t factor) {
+  constexpr uint32_t kPlaces = 0x81C081C0u;
+  wide[0] = scale_bf16x2(codes & kPlaces, factor);
+  wide[1] = scale_bf16x2(codes << 3 & kPlaces, factor);
+  // Moved by six and by two at once; what one half carries into the other stays below its places.
+  wide[2] = scale_bf16x2((codes & 0x20072007u) * 68 & kPlaces, factor);
+  wide[3] = scale_bf16x2((codes << 1 & 0x80008000u) | (codes >> 3 & 0x01C001C0u), factor);
 }
 
 // Sixteen rows of FP4 weights on their way into shared memory: of two rows, `low` and `high`, a lane has a group of every
@@ -102,11 +119,8 @@ struct Fp4Tile {
                                                     uint32_t low_factor, uint32_t high_factor,
                                                     const uint4* const (&x)[kTiles], int at) {
     uint32_t wide[2][4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      wide[0][j] = widen_fp4(a, j, low_factor);
-      wide[1][j] = widen_fp4(b, j, high_factor);
-    }
+    widen_fp4(wide[0], a, low_factor);
+    widen_fp4(wide[1], b, high_factor);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       const uint4 octet = kLanes == 32 ? load_shared(x[i] + at * kLanes) : load_global(x[i] + at * kLanes);

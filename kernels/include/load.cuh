@@ -31,6 +31,16 @@ __device__ __forceinline__ uint4 load_global(const void* from) {
   return x;
 }
 
+// Sixteen bytes that earlier kernels wrote, past the first-level cache: there may be what was there before.
+__device__ __forceinline__ uint4 load_fresh(const void* from) {
+  uint4 x;
+  asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from)
+               : "memory");
+  return x;
+}
+
 // Sixteen bytes of the block's shared memory.
 __device__ __forceinline__ uint4 load_shared(const void* from) {
   uint4 x;

@@ -7,7 +7,16 @@ from dsuf.reference.arithmetic import OFFICIAL, matmul
 from dsuf.reference.moe import Router, swiglu
 from dsuf.reference.quant import FP8
 from dsuf.reference.weights import dequantise_dense, dequantise_expert
-from tests.kernels.gpu import Gpu, assert_bf16, draw_bf16, draw_e4m3, draw_e8m0, from_bf16, order_fragments
+from tests.kernels.gpu import (
+    Gpu,
+    arrange_codes,
+    assert_bf16,
+    draw_bf16,
+    draw_e4m3,
+    draw_e8m0,
+    from_bf16,
+    order_fragments,
+)
 
 Found = dict[str, np.ndarray]
 ROWS = [(0, 0), (1, 1), (3, 0), (9, 6), (40, 33)]
@@ -79,6 +88,16 @@ def draw_expert(rng: np.random.Generator, experts: int, n: int, k: int) -> tuple
     return rng.integers(0, 256, (experts, n, k // 2), np.uint8), draw_e8m0(rng, experts, n, k // 32)
 
 
+@pytest.mark.parametrize("count", [1, 255, 257])
+def test_arrange(gpu: Gpu, count: int) -> None:
+    """Every place of every code in its word."""
+    codes = np.arange(16 * count, dtype=np.uint32).astype(np.uint8).reshape(count, 16)
+    codes[:, 1::2] = codes[:, ::2] * np.uint8(5) + np.uint8(3)
+    np.testing.assert_array_equal(
+        gpu.run("arrange_codes", {"codes": codes}, count=count)["codes"], arrange_codes(codes)
+    )
+
+
 class Layer:
     """Random weights of five routed experts and a shared one."""
 
@@ -95,17 +114,18 @@ class Layer:
         rows, ((w1, s1), (w3, s3), _) = len(packed), self.routed
         out = {"inner": ("bf16", (rows * self.picks, self.inter)), "shared_inner": ("bf16", (rows, self.inter))}
         return self.gpu.run(
-            "experts_up", out, x=order_fragments(FP8.unpack(packed)), w1=w1, w1_scale=s1, w3=w3, w3_scale=s3,
-            shared=self.shared[0][0], shared_scale=self.shared[0][1], weights=weights, **grouped, live=live, rows=rows,
-            slots=self.experts, picks=self.picks,
+            "experts_up", out, x=order_fragments(FP8.unpack(packed)), w1=arrange_codes(w1), w1_scale=s1,
+            w3=arrange_codes(w3), w3_scale=s3, shared=self.shared[0][0], shared_scale=self.shared[0][1],
+            weights=weights, **grouped, live=live, rows=rows, slots=self.experts, picks=self.picks,
         )  # fmt: skip
 
     def down(self, found: Found, live: int, grouped: dict[str, np.ndarray]) -> Found:
         """What experts_down makes of that."""
         rows = len(found["shared_inner"])
         out = {"out": ("bf16", (rows * self.picks, self.dim)), "shared_out": ("bf16", (rows, self.dim))}
+        w2, scale = self.routed[2]
         return self.gpu.run(
-            "experts_down", out, **found, w2=self.routed[2][0], w2_scale=self.routed[2][1], shared=self.shared[1][0],
+            "experts_down", out, **found, w2=arrange_codes(w2), w2_scale=scale, shared=self.shared[1][0],
             shared_scale=self.shared[1][1], **grouped, live=live, rows=rows, slots=self.experts,
         )  # fmt: skip
 

@@ -2,9 +2,9 @@
 
 A few cases of each kernel test at the smallest sizes run under each tool in one process, and one pass of the engine
 through all layers. The race checker gets through kernels with clusters of blocks slowly or not at all, so those tests
-run under it in a process each; what does not come to its end is named.
+run under it in a process each; what does not come to its end is named. Processes run beside each other.
 
-    python bench/campaigns/checkers.py [--each 3] [--publish]
+    python bench/campaigns/checkers.py [--each 3] [--jobs 12] [--publish]
 """
 
 import argparse
@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -25,7 +27,8 @@ ENGINE = "tests/cuda/test_engine.py::test_layers_with_the_reference_s_input"
 CLUSTERED = ("attend", "index", "norm", "pick", "project", "sample", "streams")
 """Files of tests whose kernels are launched as clusters, in part."""
 
-TIMEOUT_S, APART_TIMEOUT_S = 90.0, 20.0
+TIMEOUT_S, APART_TIMEOUT_S = 120.0, 60.0
+"""For the cases that share a process, and for a test that has one to itself."""
 
 _COUNT = re.compile(r"(?:ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?)")
 _TESTS = re.compile(r"(\d+) passed")
@@ -73,6 +76,11 @@ def group(tool: str, cases: Sequence[str]) -> list[list[str]]:
     return list(apart.values())
 
 
+def is_shared(names: Sequence[str]) -> bool:
+    """Whether a process has the cases of several tests; pure."""
+    return len({name.split("[")[0] for name in names}) > 1
+
+
 def run_under(tool: str, cases: Sequence[str], timeout_s: float) -> tuple[int | None, int]:
     """Errors and passed tests, as `read_report` tells them; None too where the tool did not end. Faults are printed."""
     command = ["compute-sanitizer", "--tool", tool, *TOOLS[tool], "--print-limit", "20", sys.executable, "-m", "pytest"]
@@ -89,12 +97,13 @@ def run_under(tool: str, cases: Sequence[str], timeout_s: float) -> tuple[int | 
     return errors, passed
 
 
-def check(tool: str, cases: Sequence[str]) -> Row:
+def check(tool: str, cases: Sequence[str], pool: Executor) -> Row:
     """A row of figures: what was found in how many cases, and which tests did not come to their end."""
     start, errors, passed, unfinished = time.monotonic(), 0, 0, list[str]()
     groups = group(tool, cases)
-    for names in groups:
-        found, ended = run_under(tool, names, TIMEOUT_S if names is groups[0] else APART_TIMEOUT_S)
+    limits_s = [TIMEOUT_S if is_shared(names) else APART_TIMEOUT_S for names in groups]
+    outcomes = list(pool.map(run_under, [tool] * len(groups), groups, limits_s))
+    for names, (found, ended) in zip(groups, outcomes, strict=True):
         errors, passed = errors + (found or 0), passed + ended
         if found is None:
             unfinished += sorted({name.split("[")[0].split("::")[1] for name in names})
@@ -111,13 +120,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--each", type=int, default=3, help="cases of each test")
     parser.add_argument("--tool", nargs="+", choices=list(TOOLS), default=list(TOOLS))
+    parser.add_argument("--jobs", type=int, default=12, help="processes beside each other")
     parser.add_argument("--publish", action="store_true")
     args = parser.parse_args()
-    cases = choose_cases(collect(), args.each)
-    rows = []
-    for tool in args.tool:
-        rows.append(check(tool, cases))
-        print(rows[-1], flush=True)
+    cases, rows = choose_cases(collect(), args.each), list[Row]()
+    with ThreadPoolExecutor(len(args.tool)) as tools, ThreadPoolExecutor(args.jobs) as pool:
+        for row in tools.map(partial(check, cases=cases, pool=pool), args.tool):
+            rows.append(row)
+            print(row, flush=True)
     if args.publish:
         from dsuf.cuda.kernels import Device
 

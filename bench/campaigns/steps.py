@@ -3,13 +3,14 @@
 Turns come while there are places and pages, some leave in the midst of a prompt or a reply, steps are launched ahead.
 From time to time nobody comes for a while: then pages, places and pending steps must all be back, and device and host
 memory are noted. In the end a share of the replies is generated again, alone and without drafts: every token must be
-the same.
+the same. With a limit of time it ends there, however many steps that are.
 
-    python bench/campaigns/steps.py [--steps 100000] [--model DIR] [--publish]
+    python bench/campaigns/steps.py [--steps 100000] [--limit-s 600] [--model DIR] [--publish]
 """
 
 import argparse
 import asyncio
+import math
 import os
 import random
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -28,9 +30,12 @@ from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Setup
 from dsuf.types import PrefillRange, Prompt, Sampling, StepPlan, Turn
 
-AHEAD = 2
+AHEAD = 3
 """Steps that are launched before the first of them is read."""
-CHUNK_TOKENS = 100
+CHUNK_TOKENS, REPLY_TOKENS = 128, 120
+"""The longest piece of a prompt that a step computes, and the longest reply."""
+
+REPLAYED = 200
 MIB = 1 << 20
 DEVICE_GROWTH_MIB, HOST_GROWTH_MIB = 0, 64
 """How much memory may grow from the first quarter to the end; replies that are kept for the replay are host memory."""
@@ -70,9 +75,10 @@ class Campaign:
         self.steps = self.left = self.number = 0
         self.spoken: list[Spoken] = []
 
-    async def run(self, steps: int, pause: Any = None) -> None:
-        """Run until that many steps are done; `pause` is called whenever nobody is there."""
-        while self.steps < steps:
+    async def run(self, steps: int, pause: Any = None, until_s: float = math.inf) -> None:
+        """Run until that many steps are done, or that time has come on the monotonic clock; `pause` is called whenever
+        nobody is there."""
+        while self.steps < steps and time.monotonic() < until_s:
             until = min(steps, self.steps + PAUSE_STEPS)
             while self.guests or self.steps < until:
                 if self.steps < until:
@@ -100,8 +106,8 @@ class Campaign:
         while len(self.guests) < self.engine.facts.max_turns and self.rng.random() < 0.7:
             self.number += 1
             length = min(int(self.rng.expovariate(4 / self.longest)) + 1, self.longest)
-            ids = tuple(self.rng.randrange(3, self.engine.facts.vocabulary) for _ in range(length))
-            greedy = Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=self.rng.randrange(1, 60))
+            ids = tuple(self.rng.choices(range(3, self.engine.facts.vocabulary), k=length))
+            greedy = Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=self.rng.randrange(1, REPLY_TOKENS))
             turn = Turn(id=f"turn-{self.number}", prompt=Prompt(ids=ids), sampling=greedy)
             if self._count_pages(turn) > len(self.free):
                 return
@@ -168,9 +174,9 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def measure(engine: CudaEngine, steps: int, seed: int) -> dict[str, object]:
+async def measure(engine: CudaEngine, steps: int, seed: int, limit_s: float) -> dict[str, object]:
     """One row of figures."""
-    campaign, memory = Campaign(engine, seed, 600), list[tuple[int, int]]()
+    campaign, memory = Campaign(engine, seed, 400), list[tuple[int, int]]()
     start = time.monotonic()
 
     def pause() -> None:
@@ -178,14 +184,14 @@ async def measure(engine: CudaEngine, steps: int, seed: int) -> dict[str, object
         if len(memory) % REPORTED_PAUSES == 0:
             print(f"{campaign.steps} steps after {time.monotonic() - start:.0f} s", flush=True)
 
-    await campaign.run(steps, pause)
+    await campaign.run(steps, pause, start + limit_s)
     took_s = time.monotonic() - start
-    differ = await campaign.replay(300)
+    differ = await campaign.replay(REPLAYED)
     settled, last = memory[len(memory) // 4], memory[-1]
     return {
-        "steps": campaign.steps, "turns": len(campaign.spoken), "left": campaign.left, "replayed": 300,
+        "steps": campaign.steps, "turns": len(campaign.spoken), "left": campaign.left, "replayed": REPLAYED,
         "different": differ, "device_growth_bytes": settled[0] - last[0], "host_growth_bytes": last[1] - settled[1],
-        "steps_per_s": round(campaign.steps / took_s),
+        "seconds": round(took_s), "steps_per_s": round(campaign.steps / took_s),
         "holds": not differ and settled[0] - last[0] <= DEVICE_GROWTH_MIB * MIB
         and last[1] - settled[1] <= HOST_GROWTH_MIB * MIB,
     }  # fmt: skip
@@ -195,17 +201,17 @@ def main() -> None:
     """Run, print and with --publish keep the figures; exit code 1 if a token differs or memory grew."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--limit-s", type=float, default=600.0, help="seconds after which no step is begun")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", type=Path, help="a checkpoint; without one the embedded model")
     parser.add_argument("--publish", action="store_true")
     args = parser.parse_args()
     model = args.model or ensure_embedded(Path.home() / ".cache" / "dsuf")
     engine = CudaEngine.load(model, Setup(context_tokens=1024, max_turns=16, pages=90), "replay")
-    row = asyncio.run(measure(engine, args.steps, args.seed))
+    row = uvloop.run(measure(engine, args.steps, args.seed, args.limit_s))
+    print(row)
     if args.publish:
         publish("steps", [row], engine.facts.device)
-    else:
-        print(row)
     sys.exit(not row["holds"])
 
 

@@ -20,18 +20,19 @@ from dsuf.cuda.machine import Machine, Setup
 from dsuf.cuda.pages import PageCopier
 from dsuf.cuda.prefill import PrefillMode
 from dsuf.cuda.results import ENDED_BY_EOS
-from dsuf.cuda.states import SLACK_TOKENS, ImagePool
+from dsuf.cuda.states import ImagePool, Marks
 from dsuf.cuda.streams import Event, wait_until
 from dsuf.errors import CheckpointError, ContextTooLong, DeviceError, EngineFailed, QueueFull
 from dsuf.types import CacheLayout, EngineFacts, Finish, SessionState, StepPlan, StepResult, Turn
 
 _T = TypeVar("_T")
+_Reading = tuple[Seat, Marks, Array, Event]
 CopyPages = Callable[[Sequence[int], Sequence[memoryview], Sequence[Event]], None]
 
 ID = np.dtype("<i8")
 """How a state holds token ids."""
 
-LAYOUT = "cuda-1"
+LAYOUT = "cuda-2"
 """Names the arrangement of caches that leave the device; part of their fingerprint."""
 
 STEP_DEADLINE_S = 60.0
@@ -187,28 +188,29 @@ class CudaEngine:
         launched = [self._launcher.decode(decoding, plan.drafts)] if decoding else []
         return launched + [self._launcher.prefill(seat, part) for seat, part in prefilling]
 
-    def _queue_read(self, seat: Seat) -> tuple[Seat, Array, Event] | None:
+    def _queue_read(self, seat: Seat) -> _Reading | None:
         if seat.decoded < seat.fed:
             return None
         image = self._images.take()
-        return seat, image, self._launcher.read_image(seat, image)
+        return seat, seat.marks, image, self._launcher.read_image(seat, image)
 
-    async def _read_state(self, launching: Future[tuple[Seat, Array, Event] | None]) -> SessionState | None:
+    async def _read_state(self, launching: Future[_Reading | None]) -> SessionState | None:
         queued = await asyncio.wrap_future(launching)
         if queued is None:
             return None
-        seat, memory, copied = queued
+        seat, marks, memory, copied = queued
         await wait_until(lambda: copied.done, 0.0, STEP_DEADLINE_S)
         copied.close()
         shape, image = self._images.shape, self._images.shape.view_image(view_host(memory))
         length = int(image.length[0])
         known = np.append(seat.ids, seat.generated).astype(np.int64)
-        payload = await asyncio.to_thread(shape.pack, image, length, seat.replayed)
+        payload = await asyncio.to_thread(shape.pack, image, length, marks)
         ids = shape.last_ids(image, known, length)
         self._images.give_back(memory)
         return SessionState(
             fingerprint=self.layout.fingerprint, length=length, ids=ids.astype(ID).tobytes(), payload=payload,
-            spare=max(0, min(SLACK_TOKENS, length - seat.replayed)), repeats=True,
+            spare=marks.count_spare(length), near=marks.count_near(length, self.layout.replay_tokens),
+            repeats=marks.count_slack(length) > 0,
         )  # fmt: skip
 
     def _queue_write(self, seat: Seat, length: int, state: SessionState | None) -> tuple[int, Array, Event] | int:
@@ -224,11 +226,11 @@ class CudaEngine:
         ids = self._check_state(seat, length, state)
         memory, shape = self._images.take(), self._images.shape
         try:
-            replayed = shape.unpack(state.payload, ids, length, shape.view_image(view_host(memory)))
+            marks = shape.unpack(state.payload, ids, length, shape.view_image(view_host(memory)))
         except CheckpointError:
             self._images.give_back(memory)
             raise
-        return length, memory, self._launcher.take_over(seat, memory, length, replayed)
+        return length, memory, self._launcher.take_over(seat, memory, length, marks)
 
     def _check_state(self, seat: Seat, length: int, state: SessionState) -> NDArray[np.int64]:
         """The tokens of `state`; raises `CheckpointError` unless the turn can go on from it behind `length`."""
@@ -240,7 +242,8 @@ class CudaEngine:
         ids = np.frombuffer(state.ids, ID).astype(np.int64)
         if length > state.length or not np.array_equal(ids[:length], seat.ids[:length]):
             raise CheckpointError(f"a state of {state.length} positions is of another prompt than the first {length}")
-        if state.length - length > max(state.spare, int(state.length == len(seat.ids) and state.repeats)):
+        repeats = state.length == len(seat.ids) and state.repeats
+        if state.length - length > max(state.spare, state.near, int(repeats)):
             raise CheckpointError(f"a state of {state.length} positions cannot be cut to {length}")
         return ids
 

@@ -15,7 +15,7 @@ from dsuf.cuda.graphs import Graphs
 from dsuf.cuda.machine import Machine
 from dsuf.cuda.prefill import Part, PassKind, PrefillMode, plan_parts
 from dsuf.cuda.results import RESULT_STEPS, Record, Results
-from dsuf.cuda.states import SlotCopier, StateShape
+from dsuf.cuda.states import Marks, SlotCopier, StateShape
 from dsuf.cuda.step import StepShape
 from dsuf.cuda.streams import Event, Sides, Stream
 from dsuf.errors import EngineFailed
@@ -29,14 +29,14 @@ class Seat:
     """An attached turn: its slot, its prompt, and how far its launched work goes.
 
     `length` is the number of positions as the host last heard of it, `decoded` how many of them all layers have seen,
-    `fed` how many of the prompt have been launched, `pending` the decode steps that the host has not heard of, and
-    `replayed` the last length at which a replay cut windows.
+    `fed` how many of the prompt have been launched, and `pending` the decode steps that the host has not heard of.
     """
 
     def __init__(self, turn: Turn, slot: int) -> None:
         self.turn, self.slot = turn, slot
         self.ids = np.array(turn.prompt.ids, np.int64)
-        self.length = self.decoded = self.pending = self.fed = self.replayed = 0
+        self.length = self.decoded = self.pending = self.fed = 0
+        self.marks = Marks()
         self.pages: tuple[int, ...] = ()
         self.generated: list[int] = []
         self.finished = False
@@ -121,12 +121,12 @@ class Launcher:
         self.machine.turns.begin(seat.slot, seat.turn.sampling, seat.pages, self.prefill_stream.handle)
         self._mark(seat, self.prefill_stream)
 
-    def take_over(self, seat: Seat, image: Array, length: int, replayed: int) -> Event:
+    def take_over(self, seat: Seat, image: Array, length: int, marks: Marks) -> Event:
         """Let the turn of `seat` go on behind `length` positions from the slot image at `image`, which must stay until
         the event is done."""
         self.copier.write(seat.slot, image, self.prefill_stream.handle)
         seat.length = seat.decoded = seat.fed = length
-        seat.replayed = replayed
+        seat.marks = marks
         self._mark(seat, self.prefill_stream)
         return record_event(self.prefill_stream)
 
@@ -144,7 +144,7 @@ class Launcher:
         turns.write("floors", slot, np.full(4, start), stream)
         turns.write("write_table", slot, turns.fill_table(seat.pages, kept // PAGE_TOKENS), stream)
         seat.length = seat.decoded = seat.fed = start
-        seat.replayed = kept
+        seat.marks = Marks(replayed=kept, least=start)
         return start
 
     def read_image(self, seat: Seat, image: Array) -> Event:
@@ -215,7 +215,7 @@ class Launcher:
         if part.kind == "forward":
             if part.start > seat.decoded:
                 prefiller.cut_windows(seat.slot, part.start, stream)
-                seat.replayed = part.stop
+                seat.marks = seat.marks._replace(replayed=part.stop)
             seat.decoded = part.stop
         prefiller.put_rows(seat.slot, part.start, seat.ids[part.start : part.stop], stream)
         rows, tokens = self._pick_rows(part.stop - part.start), self._pick_tokens(part.stop)

@@ -1,6 +1,7 @@
 """A turn's state as bytes: what its slot holds of a window's worth, by position, so that any slot can take it over.
 
-    marks     floors of the four kinds of window, the last length at which a replay cut windows: int64
+    marks     floors of the four kinds of window, the last length at which a replay cut windows, the least length that
+              it can be cut back to: int64
     windows   of every ring the rows of the last window + SLACK_TOKENS positions, oldest first
     halves    of every ratio-2 source the first halves of the last SLACK_TOKENS / 2 + 1 groups, oldest first: float32
 
@@ -22,7 +23,10 @@ from dsuf.errors import CheckpointError
 SLACK_TOKENS = 16
 """Of the last positions, how many a state can do without and still be one that the turn went through."""
 
-MARKS = 5
+NEAR_SHARE = 16
+"""A state behind a replay can do without so small a part of the window."""
+
+MARKS = 6
 Bytes = NDArray[np.uint8]
 
 
@@ -34,6 +38,30 @@ class Image(NamedTuple):
     ids: NDArray[np.int32]
     floors: NDArray[np.int32]
     length: NDArray[np.int32]  # [1]
+
+
+class Marks(NamedTuple):
+    """What a turn's host side must remember of its rows.
+
+    `replayed` is the last length at which a replay cut windows, `least` the least length that the turn can be cut back
+    to, since a slot that was filled from a state has the rows of the state alone.
+    """
+
+    replayed: int = 0
+    least: int = 0
+
+    def count_slack(self, length: int) -> int:
+        """How many of the last of `length` positions can be taken back."""
+        return max(0, min(SLACK_TOKENS, length - self.least))
+
+    def count_spare(self, length: int) -> int:
+        """How many, so that a state is left that the turn went through."""
+        return max(0, min(self.count_slack(length), length - self.replayed))
+
+    def count_near(self, length: int, replay_tokens: int) -> int:
+        """How many at most where windows are replayed in any case, `replay_tokens` of them: few, since the first rows
+        then find so many less in the windows."""
+        return min(self.count_slack(length), -(-replay_tokens // NEAR_SHARE))
 
 
 class StateShape:
@@ -75,16 +103,15 @@ class StateShape:
             (np.int32, (1,)),
         ]
 
-    def pack(self, image: Image, length: int, replayed: int) -> bytes:
+    def pack(self, image: Image, length: int, marks: Marks) -> bytes:
         """The state of `image` behind `length` positions."""
-        marks = np.array([*image.floors, replayed], np.int64)
         rows, groups = self._places(length)
         windows = np.where((rows >= 0)[:, None], image.rings[:, rows % self.ring_rows], np.uint8(0))
         halves = np.where((groups >= 0)[:, None], image.halves[:, groups % self.halves], np.float32(0))
-        return b"".join([marks.tobytes(), windows.tobytes(), halves.tobytes()])
+        return b"".join([np.array([*image.floors, *marks], np.int64).tobytes(), windows.tobytes(), halves.tobytes()])
 
-    def unpack(self, payload: bytes, ids: NDArray[np.int64], length: int, image: Image) -> int:
-        """Lay the state `payload` behind the positions of `ids` into `image`, cut to `length`; gives `replayed`.
+    def unpack(self, payload: bytes, ids: NDArray[np.int64], length: int, image: Image) -> Marks:
+        """Lay the state `payload` behind the positions of `ids` into `image`, cut to `length`; the marks of that.
 
         Raises `CheckpointError` if the state is not of this model.
         """
@@ -100,7 +127,7 @@ class StateShape:
         self.put_ids(image, ids[:length])
         image.floors[:] = marks[:4]
         image.length[0] = length
-        return int(marks[4])
+        return Marks(int(marks[4]), max(int(marks[5]), len(ids) - SLACK_TOKENS))
 
     def put_ids(self, image: Image, ids: NDArray[np.int64]) -> None:
         """Lay the last of `ids`, tokens from position 0 on, into `image`."""

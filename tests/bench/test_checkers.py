@@ -1,8 +1,18 @@
 """Which cases the checkers see, and what is made of their reports."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from bench.campaigns.checkers import ENGINE, choose_cases, group, read_report
+from bench.campaigns.checkers import (
+    APART_TIMEOUT_S,
+    ENGINE,
+    TIMEOUT_S,
+    check,
+    choose_cases,
+    group,
+    read_report,
+)
 
 NAMES = [
     *(f"tests/kernels/test_a.py::test_one[tiny-{i}-{i + 1}]" for i in range(10)),
@@ -42,3 +52,23 @@ def test_groups() -> None:
     )]  # fmt: skip
     assert group("memcheck", cases) == [[*cases, ENGINE]]
     assert group("racecheck", cases) == [cases[:1], cases[1:3], cases[3:]]
+
+
+def test_a_row_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the processes found and passed; a test that did not end is named, and is no fault."""
+    outcomes = {ENGINE: (0, 3), "tests/kernels/test_store.py::test_c[tiny-1]": (None, 0)}
+    limits_s = dict[str, float]()
+
+    def run(tool: str, names: list[str], limit_s: float) -> tuple[int | None, int]:
+        limits_s[names[-1]] = limit_s
+        return outcomes.get(names[-1], (2, len(names)))
+
+    monkeypatch.setattr("bench.campaigns.checkers.run_under", run)
+    cases = ["tests/kernels/test_attend.py::test_a[tiny-1]", "tests/kernels/test_attend.py::test_b[tiny-1]"]
+    with ThreadPoolExecutor(2) as pool:
+        whole = check("memcheck", cases, pool)
+        assert (whole["cases"], whole["passed"], whole["errors"], whole["clean"]) == (3, 3, 0, True)
+        row = check("racecheck", [*cases, "tests/kernels/test_store.py::test_c[tiny-1]"], pool)
+    assert (row["cases"], row["passed"], row["errors"], row["clean"]) == (3, 2, 4, False)
+    assert row["unfinished"] == "test_c"
+    assert limits_s[ENGINE] == TIMEOUT_S and limits_s[cases[0]] == APART_TIMEOUT_S

@@ -1,5 +1,6 @@
 """The short twin of the campaign of steps, on the toy machine: nothing lost, no token different from a replay."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,14 @@ CONFIG = load_config(Path(__file__).parents[1] / "golden" / "tiny" / "config.jso
 async def test_steps(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some hundred steps; the replies are the toy's own, and the campaign sees one that is not."""
     monkeypatch.setattr("bench.campaigns.steps.PAUSE_STEPS", 60)
+    monkeypatch.setattr("bench.campaigns.steps.REPLY_TOKENS", 60)
     setup = Setup(context_tokens=700, max_turns=4, pages=20, prefill_rows=64)
     engine = CudaEngine(make_host_machine(monkeypatch, CONFIG, setup), "weights", mode, captures=False)
     campaign, pauses = Campaign(engine, 1, 300), []
     await campaign.run(200, lambda: pauses.append(campaign.steps))
+    assert campaign.steps >= 200
+    await campaign.run(400, until_s=time.monotonic())
+    assert campaign.steps < 260
     assert len(pauses) >= 2 and len(campaign.spoken) > 15
     for spoken in campaign.spoken:
         assert spoken.ids == say(list(spoken.turn.prompt.ids), spoken.turn.sampling.max_tokens)

@@ -13,7 +13,7 @@ from dsuf.cuda.launcher import check_room, pick_bucket
 from dsuf.cuda.pages import find_runs
 from dsuf.cuda.prefill import plan_parts
 from dsuf.cuda.results import RESULT_STEPS, Record, Results
-from dsuf.cuda.states import StateShape
+from dsuf.cuda.states import Marks, StateShape
 from dsuf.cuda.step import entries_of
 from dsuf.cuda.streams import wait_until
 from dsuf.errors import CheckpointError, DeviceError, EngineFailed
@@ -85,9 +85,9 @@ def test_state_comes_back(length: int, cut: int) -> None:
     first.ids[np.arange(length, length + 20) % 64] = 501
     np.testing.assert_array_equal(shape.last_ids(first, ids[: max(0, length - 12)], length), ids)
     shape.put_ids(first, ids)
-    state = shape.pack(first, length, 7)
+    state = shape.pack(first, length, Marks(7, 3))
     assert len(state) == shape.state_bytes
-    assert shape.unpack(state, ids, length - cut, second) == 7
+    assert shape.unpack(state, ids, length - cut, second) == Marks(7, max(3, length - 16))
     positions = np.arange(max(0, length - 16 - 16), length)
     np.testing.assert_array_equal(second.rings[:, positions % 64], first.rings[:, positions % 64])
     groups = np.arange(max(0, (length - 1) // 2 - 8), (length - 1) // 2 + 1) % SIZES.halves
@@ -96,6 +96,20 @@ def test_state_comes_back(length: int, cut: int) -> None:
     assert second.length[0] == length - cut
     last = np.arange(max(0, length - cut - 64), length - cut)
     np.testing.assert_array_equal(second.ids[last % 64], ids[last])
+
+
+@pytest.mark.parametrize(
+    ("length", "marks", "slack", "spare", "near"),
+    [
+        (100, Marks(), 16, 16, 8), (100, Marks(replayed=100), 16, 0, 8), (101, Marks(replayed=100), 16, 1, 8),
+        (120, Marks(replayed=100), 16, 16, 8), (5, Marks(), 5, 5, 5), (100, Marks(replayed=104), 16, 0, 8),
+        (84, Marks(least=84), 0, 0, 0), (87, Marks(replayed=86, least=84), 3, 1, 3), (0, Marks(), 0, 0, 0),
+    ],
+)  # fmt: skip
+def test_what_a_state_can_do_without(length: int, marks: Marks, slack: int, spare: int, near: int) -> None:
+    """No more than its slot has rows for; no position of a replayed prompt, unless windows are replayed in any case."""
+    assert (marks.count_slack(length), marks.count_spare(length)) == (slack, spare)
+    assert (marks.count_near(length, 128), marks.count_near(length, 0)) == (near, 0)
 
 
 def test_state_of_another_model() -> None:

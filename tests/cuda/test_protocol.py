@@ -159,6 +159,38 @@ async def test_states_that_do_not_fit(engine: CudaEngine) -> None:
     assert await finish(engine, again, 58) == say(list(range(2, 100)), 10)
 
 
+async def test_the_end_of_a_prompt_may_change(engine: CudaEngine) -> None:
+    """As where a client drops what a turn thought: the next goes on before that, but never further back than its slot
+    has rows, however often prompts change."""
+    ids, near = list(range(2, 102)), 1 if engine.prefill == "replay" else 16
+    turn = make_turn(ids, 4)
+    engine.attach(turn, [0])
+    await engine.step(StepPlan(prefill=(PrefillRange(turn.id, 0, 100),)))
+    state = await engine.read_state(turn.id)
+    assert state is not None and max(state.spare, state.near) == near
+    assert (state.spare, state.near) == ((0, 1) if engine.prefill == "replay" else (16, 0))
+    back = 100 - near
+    other = make_turn([*ids[:back], 7, 8, 9], 5)
+    engine.attach(other, [1])
+    read_tokens(engine.machine, 1)[:] = read_tokens(engine.machine, 0)
+    with pytest.raises(CheckpointError, match="cut"):
+        await engine.resume(other.id, back - 1, state)
+    assert await engine.resume(other.id, back, state) == back
+    await engine.step(StepPlan(prefill=(PrefillRange(other.id, back, back + 3),)))
+    again = await engine.read_state(other.id)
+    assert again is not None and again.length == back + 3
+    further = again.length - max(again.spare, again.near)
+    assert further >= 84
+    last = [*other.prompt.ids[:further], 11]
+    third = make_turn(last, 5)
+    engine.attach(third, [2])
+    read_tokens(engine.machine, 2)[:] = read_tokens(engine.machine, 1)
+    with pytest.raises(CheckpointError, match="cut"):
+        await engine.resume(third.id, further - 1, again)
+    assert await engine.resume(third.id, further, again) == further
+    assert await finish(engine, third, further) == say(last, 5)
+
+
 async def test_pages_alone(engine: CudaEngine) -> None:
     """Without a state a replay goes on a window before the kept pages, and does not write them."""
     if engine.prefill == "exact":

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.nano.sizes import SIZES
 from dsuf.checkpoint.config import ModelConfig, load_config
 from dsuf.checkpoint.forms import RELEASED
 from dsuf.checkpoint.synthetic import EMBEDDED
@@ -15,10 +16,11 @@ TINY = Path(__file__).parents[1] / "golden" / "tiny" / "config.json"
 
 def configs() -> dict[str, ModelConfig]:
     """The sizes that kernels are tested at."""
-    return {"tiny": load_config(TINY), "embedded": EMBEDDED, "released": load_config(RELEASED / "config.json")}
+    released = load_config(RELEASED / "config.json")
+    return {"tiny": load_config(TINY), "embedded": EMBEDDED, "nano": SIZES, "released": released}
 
 
-@pytest.fixture(scope="session", params=["tiny", "embedded", "released"])
+@pytest.fixture(scope="session", params=["tiny", "embedded", "nano", "released"])
 def gpu(request: pytest.FixtureRequest) -> Gpu:
     """The kernels at these sizes; skips where none can run."""
     reason = missing()

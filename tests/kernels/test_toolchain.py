@@ -91,7 +91,7 @@ def test_compile_error_is_one_line(project: Path, tmp_path: Path) -> None:
 @needs_nvcc
 @pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("sizes", ["tiny", "embedded", "released"])
+@pytest.mark.parametrize("sizes", ["tiny", "embedded", "nano", "released"])
 def test_all_sources_compile(sizes: str, tmp_path: Path) -> None:
     """For all three targets, every entry of the table; no spilled register on sm_90a, next to none elsewhere."""
     chain, macros = toolchain.find_toolchain(cache=tmp_path), from_config(configs()[sizes]).macros()

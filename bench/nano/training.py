@@ -1,0 +1,205 @@
+"""The training itself: stages by the share of the time, checks on the way, and a state from which it goes on."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import torch
+
+from bench.nano.exactness import Check, judge, sample, summarise
+from bench.nano.graphs import Passes
+from bench.nano.journal import Journal
+from bench.nano.masters import save_state
+from bench.nano.stages import GATE_STEPS, LATER, RECALL, Gate, Pass, Stage, find_pace, find_stage, passes, pick_pass
+
+# Labels of the feeder (bench.nano.data.feeder) that are counted by name in the log.
+NAMED = {1: "filler", 2: "answer", 3: "value", 4: "copy", 5: "memorised"}
+VALUE = 3
+FIRST_ANSWER = 2
+LOG_S = 5.0
+STATE_S = 120.0
+# A stage may still be under way when the next one's start is so much (of the whole time) ahead.
+STAGE_MARGIN = 0.25
+
+
+class Batch(Protocol):
+    """A bucket of data: ids int32, weights float32 and labels uint8, [rows, tokens]; see the feeder."""
+
+    ids: np.ndarray
+    weights: np.ndarray
+    labels: np.ndarray
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    def take(self, bucket: str) -> Batch:
+        """The next batch of a bucket."""
+        ...
+
+    def want(self, shares: dict[str, float]) -> None:
+        """Which buckets to have ready."""
+        ...
+
+
+class Progress(msgspec.Struct):
+    """How far a training is; kept with its state. Times are those of training alone, without compilation."""
+
+    seed: int
+    total_s: float
+    trained_s: float = 0.0
+    step: int = 0
+    tokens: int = 0
+    gate_open: bool = False
+    recall_s: float = 0.0
+    recall_tokens: int = 0
+    taken: dict[str, int] = {}
+
+    @property
+    def share(self) -> float:
+        """Of the whole training time."""
+        return self.trained_s / self.total_s
+
+
+class Pauses(NamedTuple):
+    """What interrupts the steps: seconds between checks, the checks, and where the state is kept."""
+
+    check_s: float
+    checks: Sequence[Check]
+    state: Path | None
+    dtype: torch.dtype = torch.float32
+
+
+class Training:
+    """Runs steps until the whole time or this piece of it is over."""
+
+    def __init__(
+        self, work: Passes, source: Source, progress: Progress, pauses: Pauses, journal: Journal, metrics: Sequence[str]
+    ) -> None:
+        """`metrics` names the model's, in their order."""
+        self.work, self.source, self.progress, self.pauses, self.journal = work, source, progress, pauses, journal
+        self._metrics = metrics
+        self._gate = Gate(progress.gate_open)
+        self._stage: Stage | None = None
+        self._logged_at = (0.0, 0, 0)
+        self._checked_s = self._saved_s = progress.trained_s
+
+    def run(self, piece_s: float, clock: Callable[[], float] = time.monotonic) -> Progress:
+        """Train for at most `piece_s` seconds; the state is saved at the end of the piece."""
+        started, before = clock(), self.progress.trained_s
+        while self.progress.share < 1 and clock() - started < piece_s:
+            self._take_step()
+            self.progress.trained_s = before + clock() - started
+            self._pause()
+        self._log()
+        self._save()
+        return self.progress
+
+    def prepare(self, items: Iterable[Pass]) -> None:
+        """Compile and capture every pass, then the optimiser; the log says how long each took."""
+        for index, item in enumerate(items):
+            self.journal.write("prepared", what=item.label, **self.work.prepare(item)._asdict())
+            if not index:
+                self.journal.write("prepared", what="optimiser", **self.work.prepare_step()._asdict())
+
+    def check(self, limits: dict[str, int] | None = None, default: int = 1_000_000) -> dict[str, object]:
+        """Teacher-forced checks in the mode of the present stage; the figures go into the log, too."""
+        stage = self._stage or find_stage(self.progress.share, self._gate.is_open)
+        start = time.monotonic()
+        available = [item for item, _ in stage.shares]
+        verdicts = judge(self.work, available, sample(self.pauses.checks, limits or {}, default))
+        figures = {kind: tuple(figure) for kind, figure in summarise(verdicts).items()}
+        self.journal.write("checked", step=self.progress.step, took_s=time.monotonic() - start, figures=figures)
+        return dict(figures)
+
+    def _take_step(self) -> None:
+        progress = self.progress
+        stage = find_stage(progress.share, self._gate.is_open)
+        if stage is not self._stage:
+            self._enter(stage)
+        item = pick_pass(stage, progress.step, progress.seed)
+        batch = self.source.take(item.bucket)
+        anchors = draw_anchors(batch.labels, self.work.anchors, progress.seed + progress.step)
+        self.work.optimiser.set_pace(find_pace(progress.step, progress.share), item.mode.draft)
+        self.work.run(item, batch.ids, batch.weights, batch.labels, anchors)
+        self.work.step()
+        progress.step += 1
+        progress.tokens += batch.ids.size
+        progress.taken[item.bucket] = progress.taken.get(item.bucket, 0) + 1
+
+    def _enter(self, stage: Stage) -> None:
+        """Say that a stage begins, and have its data made ahead."""
+        self._stage = stage
+        shares: dict[str, float] = {}
+        for item, share in stage.shares:
+            shares[item.bucket] = shares.get(item.bucket, 0.0) + share
+        self.source.want(shares)
+        if stage.name != "recall" and not self.progress.recall_s:
+            self.progress.recall_s, self.progress.recall_tokens = self.progress.trained_s, self.progress.tokens
+        self.journal.write("stage", name=stage.name, gate_open=self._gate.is_open, share=self.progress.share)
+
+    def _pause(self) -> None:
+        """What is due between two steps: gate, log, checks, state."""
+        progress, stage = self.progress, self._stage
+        assert stage is not None
+        recall = stage.name == "recall"
+        if recall and progress.step % GATE_STEPS == 0:
+            value = self._log().get("value", 0.0)
+            progress.gate_open = self._gate.check(float(value))  # type: ignore[arg-type]
+        elif not recall and progress.trained_s - self._logged_at[0] >= LOG_S:
+            self._log()
+        if not recall and progress.trained_s - self._checked_s >= self.pauses.check_s:
+            self._checked_s = progress.trained_s
+            self.check(default=8)
+        if progress.trained_s - self._saved_s >= STATE_S:
+            self._save()
+
+    def _log(self) -> dict[str, object]:
+        """One line on the steps since the last one; returns its shares of right tokens by label."""
+        progress, (then_s, then_tokens, then_step) = self.progress, self._logged_at
+        values = self.work.read()
+        steps = max(1.0, float(values["steps"][0]))
+        named = dict(zip(self._metrics, (values["metrics"] / steps).tolist(), strict=True))
+        seen, right = values["seen"], values["right"]
+        shares = {name: float(right[i] / seen[i]) for i, name in NAMED.items() if seen[i]}
+        drafts = values["accepted"][-1]
+        self.journal.write(
+            "trained",
+            step=progress.step,
+            trained_s=progress.trained_s,
+            steps=progress.step - then_step,
+            tokens_per_s=(progress.tokens - then_tokens) / max(1e-9, progress.trained_s - then_s),
+            **named,
+            **shares,
+            draft_rows=(values["accepted"][:-1] / drafts).tolist() if drafts else [],
+            norm=float(values["norm"]),
+        )
+        self._logged_at = (progress.trained_s, progress.tokens, progress.step)
+        return dict(shares)
+
+    def _save(self) -> None:
+        self._saved_s = self.progress.trained_s
+        if self.pauses.state is not None:
+            kept = msgspec.to_builtins(self.progress)
+            save_state(self.pauses.state, self.work.optimiser, kept, self.pauses.dtype)
+
+
+def draw_anchors(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Flat places [count] int64 whose next token belongs to an answer; anywhere, where a batch holds none."""
+    random = np.random.default_rng(seed)
+    places = np.flatnonzero(labels.reshape(-1) >= FIRST_ANSWER)
+    if not len(places):
+        places = np.arange(labels.size)
+    return random.choice(places, count, replace=len(places) < count).astype(np.int64)
+
+
+def needed(progress: Progress) -> list[Pass]:
+    """The passes that are still to come; a resumed training compiles no others."""
+    stages = [stage for stage in LATER if stage is LATER[-1] or stage.start + STAGE_MARGIN > progress.share]
+    if not progress.gate_open:
+        stages = [RECALL, *LATER]
+    coming = {item for stage in stages for item, _ in stage.shares}
+    return [item for item in passes() if item in coming]

@@ -179,6 +179,24 @@ struct RouteExperts {
   int32_t picks;
 };
 
+struct RouteInput {
+  const uint16_t* x;        // [rows, dim]
+  const uint16_t* weight;   // [experts, dim] BF16
+  float* logits;            // [rows, experts]
+  const float* bias;        // [experts]
+  int32_t* chosen;          // [rows, picks] ascending
+  float* weights;           // [rows, picks]
+  int32_t* used;            // as of GroupExperts, likewise the next three
+  int32_t* expert;
+  int32_t* first;
+  int32_t* order;
+  int32_t* arrived;         // [9] zero before and after: blocks of a row, rows
+  const int32_t* live;
+  int32_t rows;
+  int32_t experts;
+  int32_t picks;
+};
+
 struct GroupExperts {
   const int32_t* chosen;    // [rows, picks]; negative: not routed
   int32_t* used;            // [1] distinct experts

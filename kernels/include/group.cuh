@@ -19,13 +19,14 @@ struct Groups {
   __device__ __forceinline__ int expert_of(int pair) const { return pair < pairs ? __ldcg(chosen + pair) : -1; }
 
   // After all pairs in their places: what lies behind the lists.
+  template <int kThreads = kGroupThreads>
   __device__ void end(int pairs_total, int used_total) const {
     if (threadIdx.x == 0) *used = used_total;
-    for (int i = used_total + threadIdx.x; i <= experts; i += kGroupThreads) {
+    for (int i = used_total + threadIdx.x; i <= experts; i += kThreads) {
       if (i < experts) expert[i] = -1;
       first[i] = pairs_total;
     }
-    for (int i = pairs_total + threadIdx.x; i < pairs; i += kGroupThreads) order[i] = -1;
+    for (int i = pairs_total + threadIdx.x; i < pairs; i += kThreads) order[i] = -1;
   }
 };
 
@@ -48,19 +49,21 @@ __device__ __forceinline__ uint32_t key_of(int expert, int pair) {
   return expert < 0 ? kNoKey : uint32_t(expert) * kFewPairs + pair;
 }
 
-// From the keys of all pairs, filled up to whole fours: places by counting those before. `in_use` is room.
+// From the keys of all pairs, filled up to whole fours: places by counting those before, by a block of kThreads. `in_use`
+// is room.
+template <int kThreads = kGroupThreads>
 __device__ inline void group_keys(const Groups& groups, const uint32_t* keys, uint32_t* in_use) {
   const int padded = (groups.pairs + 3) / 4 * 4;
   if (threadIdx.x < kMostExperts / 32) in_use[threadIdx.x] = 0;
   __syncthreads();
   int routed = 0;
-  for (int turn = 0; turn < padded; turn += kGroupThreads) {
+  for (int turn = 0; turn < padded; turn += kThreads) {
     const int pair = turn + threadIdx.x;
     const uint32_t key = pair < padded ? keys[pair] : kNoKey;
     if (key != kNoKey) atomicOr(&in_use[key / kFewPairs / 32], 1u << (key / kFewPairs % 32));
     routed += __syncthreads_count(key != kNoKey);
   }
-  for (int pair = threadIdx.x; pair < groups.pairs; pair += kGroupThreads) {
+  for (int pair = threadIdx.x; pair < groups.pairs; pair += kThreads) {
     const uint32_t key = keys[pair], least = key / kFewPairs * kFewPairs;
     if (key == kNoKey) continue;
     int place = 0, begin = 0;
@@ -84,7 +87,7 @@ __device__ inline void group_keys(const Groups& groups, const uint32_t* keys, ui
   int used = 0;
 #pragma unroll
   for (int word = 0; word < kMostExperts / 32; ++word) used += __popc(in_use[word]);
-  groups.end(routed, used);
+  groups.template end<kThreads>(routed, used);
 }
 
 __device__ inline void group_few(const Groups& groups, GroupRoom& room) {

@@ -78,6 +78,28 @@ def test_group(gpu: Gpu, rng: np.random.Generator, experts: int, rows: int) -> N
     )
 
 
+@pytest.mark.parametrize(("rows", "live"), [(1, 1), (6, 6), (8, 5), (3, 0)])
+@pytest.mark.parametrize(("experts", "picks"), [(384, 6), (128, 3), (24, 6)])
+def test_route_input(gpu: Gpu, rng: np.random.Generator, rows: int, live: int, experts: int, picks: int) -> None:
+    """To the bit what router, routing and grouping give one after the other."""
+    sizes = {"rows": rows, "experts": experts, "picks": picks, "live": live}
+    values = {"x": draw_bf16(rng, rows, gpu.sizes.dim), "weight": draw_bf16(rng, experts, gpu.sizes.dim, scale=0.05)}
+    bias = rng.standard_normal(experts).astype(np.float32)
+    logits = {"out": ("f32", (rows, experts))}
+    router = gpu.run("project_bf16_few", logits, **values, rounded=None, rows=rows, live=live, n=experts)["out"]
+    chosen = {"chosen": ("i32", (rows, picks)), "weights": ("f32", (rows, picks))}
+    lists = {name: ("i32", shape) for name, shape in group_shapes(rows, picks, experts).items()}
+    arrived = np.zeros(9, np.int32)
+    out = chosen | lists | {"arrived": arrived[:1]}
+    expected = gpu.run("route_experts", out, logits=router, bias=bias, **sizes)
+    out |= {"arrived": arrived, "logits": logits["out"]}
+    found = gpu.run("route_input", out, **values, bias=bias, **sizes)
+    assert not found.pop("arrived").any()
+    np.testing.assert_array_equal(found["logits"][:live], router[:live])
+    for name in chosen | lists:
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
 def draw_shared(rng: np.random.Generator, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """FP8 weights with their scales, of a size that keeps results in range."""
     return draw_e4m3(rng, n, k), draw_e8m0(rng, n // 32, k // 32) - np.uint8(6)

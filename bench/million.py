@@ -1,6 +1,6 @@
 """A prompt of a million tokens through HTTP, while another client's reply streams; then the next turn of its session.
 
-The server is one of this checkout with the embedded model, in a process of its own. Printed: how long the prompt and
+The server is one of this checkout with random weights, in a process of its own. Printed: how long the prompt and
 the next two turns took, how much of those came from the caches, and the gaps between the other stream's events
 meanwhile.
 
@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.report import publish
-from bench.server import serve
+from bench.server import serve_noise
 
 TEXT = "alpha beta gamma delta the quick brown fox jumps over lazy dogs and keeps on running through a forest"
 WORDS = TEXT.split(" ")
@@ -131,7 +131,7 @@ def main() -> None:
         "drafts": 5, "body-timeout-s": 60,
     }  # fmt: skip
     arguments = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    with tempfile.TemporaryDirectory() as folder, serve(Path(folder) / "log", *arguments) as server:
+    with tempfile.TemporaryDirectory() as folder, serve_noise(Path(folder) / "log", *arguments) as server:
         row = measure(server.url, args.engine, args.tokens)
     if args.publish:
         publish("million", [row], args.device)

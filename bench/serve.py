@@ -1,6 +1,6 @@
 """Load of a server by sessions of agents: growing prefixes, think time, tools, greedy and sampled replies.
 
-Without --url it starts a server of its own with the embedded model. Closed loop: --users people, each of whom begins a
+Without --url it starts a server of its own with random weights. Closed loop: --users people, each of whom begins a
 session when the last one ended. Open loop: --rate sessions begin a second, whatever the server does.
 
     python bench/serve.py [--url http://127.0.0.1:8000] [--users 8 | --rate 0.5] [--sessions 24]
@@ -26,7 +26,7 @@ from bench.chat import stream
 from bench.conversation import Conversation, Shape
 from bench.figures import Record, summarise
 from bench.report import publish
-from bench.server import serve
+from bench.server import serve_noise
 
 TRIES = 5
 """A request that is sent away with a `Retry-After` is sent again so many times."""
@@ -133,7 +133,7 @@ def find_target(url: str | None, key: str, arguments: list[str]) -> Iterator[Tar
     if url is not None:
         yield Target(url=url.rstrip("/").removesuffix("/v1"), key=key)
         return
-    with tempfile.TemporaryDirectory() as folder, serve(Path(folder) / "server.log", *arguments) as server:
+    with tempfile.TemporaryDirectory() as folder, serve_noise(Path(folder) / "server.log", *arguments) as server:
         yield Target(url=server.url, key=key)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from dsuf.checkpoint.synthetic import ensure_embedded
+
 ROOT = Path(__file__).parents[1]
 STOP_S = 30.0
 
@@ -49,6 +51,13 @@ def serve(log: Path, *arguments: str) -> Iterator[Server]:
     finally:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def serve_noise(log: Path, *arguments: str) -> Iterator[Server]:
+    """`serve` with random weights, whose replies are as long as they may be; the model is made beside `log`."""
+    with serve(log, "--model", str(ensure_embedded(log.parent)), *arguments) as server:
+        yield server
 
 
 def _read_url(process: "subprocess.Popen[str]", log: Path) -> str:

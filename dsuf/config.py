@@ -59,7 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "tcp", "rdma"],
         Meta(description="how caches come from peers; auto: RDMA with those that have it; rdma: no start without"),
     ] = "auto"
-    model: Annotated[Path | None, Meta(description="checkpoint directory; without one the embedded model")] = None
+    model: Annotated[Path | None, Meta(description="checkpoint directory; without one the shipped model")] = None
     engine: Annotated[
         Literal["auto", "reference", "scripted", "cuda"],
         Meta(description="what computes; auto takes the fastest that this machine has"),
@@ -78,7 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     decode_gap_s: Annotated[
         float, Meta(description="bound on the gap between a stream's tokens while prompts are computed", ge=0.01)
     ] = 0.5
-    drafts: Annotated[int, Meta(description="draft tokens that a decode step verifies; 0: none", ge=0, le=16)] = 0
+    drafts: Annotated[int, Meta(description="draft tokens that a decode step verifies; 0: none", ge=0, le=16)] = 5
     draft_rule: Annotated[
         Literal["block", "token"],
         Meta(description="how drafts of a sampled reply are judged; both are exact, block keeps more"),
@@ -128,7 +128,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     admin_keys: Annotated[
         tuple[str, ...], Meta(description="keys that may drop the prefix cache; none: only a server without keys may")
     ] = ()
-    cache_dir: Annotated[Path | None, Meta(description="where the embedded model is made; default: XDG cache")] = None
+    cache_dir: Annotated[Path | None, Meta(description="for what can be made again; default: XDG cache")] = None
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least level logged")] = "info"
     filed_keys: int = 0
 

@@ -26,7 +26,7 @@ from bench.campaigns.memory import GROWTH_LIMIT, Sample, Verdict, judge
 from bench.campaigns.tally import Tally
 from bench.campaigns.visitor import Visitor
 from bench.report import publish
-from bench.server import Server, serve
+from bench.server import Server, serve_noise
 
 KEYS = ("north", "south", "west")
 ADMIN = "harbour"
@@ -178,7 +178,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
-        with serve(log, *SERVER) as server:
+        with serve_noise(log, *SERVER) as server:
             work = soak(server, log, seconds=60 * args.minutes, visitors=args.visitors, seed=args.seed)
             outcome = asyncio.run(work)
     row = describe(outcome, args.minutes, args.visitors)

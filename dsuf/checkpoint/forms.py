@@ -9,6 +9,8 @@ from dsuf.checkpoint.config import NESTED_NAMES, ROOT_NAMES, ROPE_NAMES, VISION_
 
 RELEASED = Path(__file__).parent / "released"
 """Configuration and tokenizer as DeepSeek published them."""
+NANO = Path(__file__).parents[1] / "nano"
+"""The small trained model that ships with the code."""
 
 
 def nested_form(config: ModelConfig) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Tensor parallelism: what of every tensor, and of the caches, each of N ranks holds.
 
 A rank has whole attention heads with their output groups, a slice of every expert's inner width, some heads of the
-Engram hash with their table rows, and a slice of the vocabulary of the heads that make logits. What is small, or what a
+Engram hash with their table rows, and a slice of the vocabulary of the heads that make logits. Where the inner width has
+no equal slices of whole blocks, the last ranks' are filled up with zeros, which add nothing. What is small, or what a
 reduction would cost more than reading it twice, every rank has in full: first projections, router, hyper-connections,
 compressors, index queries, the embeddings, and what folds the backbone's taps into the draft head. Of the caches a rank
 has everything but the index keys: of each page it keeps an equal run of rows, so one page table serves all ranks and
@@ -49,24 +50,31 @@ _RULES: dict[str, Rule] = {
 
 
 class Share(msgspec.Struct, frozen=True, gc=False):
-    """What a rank holds of a tensor: these spans along `axis`, one behind the other; all of it if `axis` is None."""
+    """What a rank holds of a tensor: these spans along `axis`, one behind the other; all of it if `axis` is None.
+
+    Zeros behind them make it at least `least` long.
+    """
 
     axis: int | None = None
     spans: tuple[Span, ...] = ()
+    least: int = 0
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the share of a tensor of shape `whole`."""
         if self.axis is None:
             return whole
         length = sum(stop - start for start, stop in self.spans)
-        return (*whole[: self.axis], length, *whole[self.axis + 1 :])
+        return (*whole[: self.axis], max(length, self.least), *whole[self.axis + 1 :])
 
     def take(self, tensor: NDArray[Any]) -> NDArray[Any]:
-        """The share of `tensor`; a view where it is one run."""
+        """The share of `tensor`; a view where it is one whole run."""
         if self.axis is None:
             return tensor
         lead = (slice(None),) * self.axis
         parts = [tensor[(*lead, slice(start, stop))] for start, stop in self.spans]
+        lack = self.least - sum(stop - start for start, stop in self.spans)
+        if lack > 0:
+            parts.append(np.zeros((*tensor.shape[: self.axis], lack, *tensor.shape[self.axis + 1 :]), tensor.dtype))
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=self.axis)
 
 
@@ -87,8 +95,9 @@ def _problems(c: ModelConfig, ranks: int) -> list[str]:
         "n_heads": c.n_heads, "o_groups": c.o_groups, "engram_n_heads": c.engram_n_heads, "vocab_size": c.vocab_size,
     }  # fmt: skip
     found = [f"{name} is {count}, no multiple of {ranks}" for name, count in counts.items() if count % ranks]
-    if c.moe_inter_dim % (ranks * QUANTISED):
-        found.append(f"moe_inter_dim is {c.moe_inter_dim}, no multiple of {ranks} blocks of {QUANTISED}")
+    blocks = c.moe_inter_dim // QUANTISED
+    if c.moe_inter_dim % QUANTISED or (ranks - 1) * -(-blocks // ranks) >= blocks:
+        found.append(f"moe_inter_dim is {c.moe_inter_dim}, which leaves a rank without a block of {QUANTISED}")
     if ranks > 1 and table_primes(c).sum(axis=(1, 2)).tolist() != list(c.engram_num_embeddings):
         found.append(f"engram_num_embeddings is {list(c.engram_num_embeddings)}, which is not what the hash has")
     return found
@@ -108,6 +117,9 @@ def _share(c: ModelConfig, spec: TensorSpec, primes: list[list[list[int]]], rank
     rule = rule_of(spec.name)
     if rule == "whole":
         return WHOLE
+    if ".ffn." in spec.name:
+        axis = 0 if rule == "rows" else 1
+        return _inner_share(c, axis, spec.shape[axis], ranks, rank)
     if rule == "rows":
         return Share(0, (_part(spec.shape[0], ranks, rank),))
     if rule == "columns":
@@ -118,6 +130,17 @@ def _share(c: ModelConfig, spec: TensorSpec, primes: list[list[list[int]]], rank
         return Share(1, _hash_spans(sizes, ranks, rank))
     layer = c.engram_layer_ids.index(int(spec.name.split(".")[1]))
     return Share(0, _hash_spans(primes[layer], ranks, rank))
+
+
+def _inner_share(c: ModelConfig, axis: int, size: int, ranks: int, rank: int) -> Share:
+    """The share along an axis of `size` which is the experts' inner width, or its blocks or packed pairs."""
+    each = inner_width(c, ranks) * size // c.moe_inter_dim
+    return Share(axis, ((rank * each, min(size, (rank + 1) * each)),), each)
+
+
+def inner_width(config: ModelConfig, ranks: int) -> int:
+    """The experts' inner width on each of `ranks` ranks, in whole blocks."""
+    return -(-config.moe_inter_dim // (ranks * QUANTISED)) * QUANTISED
 
 
 def rule_of(name: str) -> Rule:
@@ -158,7 +181,7 @@ def rank_config(config: ModelConfig, ranks: int, rank: int) -> ModelConfig:
     tables = hash_heads(config, ranks, rank)[0].sum(axis=1).tolist() if ranks > 1 else config.engram_num_embeddings
     return msgspec.structs.replace(
         config, n_heads=config.n_heads // ranks, o_groups=config.o_groups // ranks,
-        moe_inter_dim=config.moe_inter_dim // ranks, engram_n_heads=config.engram_n_heads // ranks,
+        moe_inter_dim=inner_width(config, ranks), engram_n_heads=config.engram_n_heads // ranks,
         engram_num_embeddings=tuple(tables),
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from dsuf.checkpoint.config import ModelConfig, load_config
-from dsuf.checkpoint.forms import RELEASED
+from dsuf.checkpoint.forms import NANO, RELEASED
 from dsuf.checkpoint.inventory import expected_tensors
 from dsuf.checkpoint.synthetic import ensure_embedded
 from dsuf.config import Settings
@@ -39,13 +39,16 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_directory(settings: Settings) -> Path:
-    """The checkpoint to serve; makes the embedded one if there is no other. Raises `CheckpointError`.
+    """The checkpoint to serve: without a choice the one that ships with the code. Raises `CheckpointError`.
 
-    The scripted engine needs only a tokenizer, so without a model it takes the released one.
+    An installation that left that out makes one with random weights. The scripted engine needs only a tokenizer, so
+    without a model it takes the released one.
     """
     if settings.model is not None:
         return settings.model
-    return RELEASED if settings.engine == "scripted" else ensure_embedded(find_cache(settings))
+    if settings.engine == "scripted":
+        return RELEASED
+    return NANO if (NANO / "config.json").is_file() else ensure_embedded(find_cache(settings))
 
 
 def find_cache(settings: Settings) -> Path:

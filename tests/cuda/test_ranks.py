@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from bench.nano.sizes import SIZES
 from dsuf.checkpoint.config import ModelConfig, load_config
 from dsuf.checkpoint.engram import table_primes
 from dsuf.checkpoint.forms import RELEASED
 from dsuf.checkpoint.synthetic import EMBEDDED, write_synthetic
+from dsuf.checkpoint.vocabulary_cut import cut_tokenizer
 from dsuf.cuda import ranks as module
 from dsuf.cuda.arena import Array, read_array, write_array
 from dsuf.cuda.ends import enter_streams
@@ -31,7 +33,8 @@ from tests.cuda.test_engine import Watcher, row_errors
 
 STRIDE = 1 << 44
 SETUP = Setup(context_tokens=1024, max_turns=4, prefill_rows=64)
-CONFIGS = {"embedded": EMBEDDED, "released": load_config(RELEASED / "config.json")}
+SPLITS = [("embedded", 2), ("embedded", 4), ("nano", 2), ("released", 2), ("released", 4)]
+CONFIGS = {"embedded": EMBEDDED, "nano": SIZES, "released": load_config(RELEASED / "config.json")}
 
 
 def widen(config: ModelConfig) -> ModelConfig:
@@ -62,8 +65,9 @@ def make_paper(
     return Machine(None, ranked, arena, own, plan_sizes(own, SETUP, 40), SETUP, 0), kernels, written  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("embedded", 2), ("embedded", 4), ("nano", 2), ("released", 2), ("released", 4)]
+)
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_every_rank_has_its_own(name: str, ranks: int, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step is the same launches for each rank, with arrays of its own alone; sums and gathers wait for everybody."""
@@ -114,17 +118,27 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-WIDE = [pytest.param(("wide", ranks), marks=pytest.mark.full) for ranks in (2, 8)]  # kernels for three more sizes
+@pytest.fixture(scope="module")
+def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint of the small model's sizes, whose experts have three blocks for two ranks."""
+    directory = tmp_path_factory.mktemp("nano")
+    write_synthetic(directory, SIZES, 5, cut_tokenizer(RELEASED / "tokenizer.json", SIZES.vocab_size))
+    return directory
 
 
-@pytest.fixture(scope="module", params=[("checkpoint", 2), ("checkpoint", 4), *WIDE])
-def pair(
-    request: pytest.FixtureRequest, machine: Machine, checkpoint: Path, wide: Path
-) -> Iterator[tuple[Machine, Machine]]:  # fmt: skip
+OTHERS = [("wide", 2), ("wide", 8), ("nano", 2)]  # kernels for five more sizes
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("checkpoint", 2), ("checkpoint", 4), *(pytest.param(other, marks=pytest.mark.full) for other in OTHERS)],
+)
+def pair(request: pytest.FixtureRequest, machine: Machine) -> Iterator[tuple[Machine, Machine]]:
     """A checkpoint on one rank, and split over some."""
     name, ranks = request.param
-    whole = machine if name == "checkpoint" else Machine.load(wide, machine.setup)
-    split = load_ranks(checkpoint if name == "checkpoint" else wide, machine.setup, ranks, streams=8)
+    directory = request.getfixturevalue(name)
+    whole = machine if name == "checkpoint" else Machine.load(directory, machine.setup)
+    split = load_ranks(directory, machine.setup, ranks, streams=8)
     yield whole, split
     split.decoder.kernels.check()  # type: ignore[attr-defined]
     split.close()
@@ -164,12 +178,14 @@ def assert_near(own: NDArray[Any], expected: NDArray[Any], place: str) -> None:
 
 
 def assert_slices(many: Machine, one: Machine, rows: int, *names: str) -> None:
-    """What the ranks have of an activation lies side by side in that of one rank, to the bit."""
+    """What the ranks have of an activation lies side by side in that of one rank, to the bit; zeros may follow."""
     for name in names:
         own = many.prefiller.work[name]
         slices = [read_array(own.on(rank))[:rows] for rank in range(many.arena.ranks)]
         whole = read_array(one.prefiller.work[name])[:rows]
-        np.testing.assert_array_equal(np.concatenate(slices, axis=1), whole, name)
+        found, rest = np.split(np.concatenate(slices, axis=1), [whole.shape[1]], axis=1)
+        np.testing.assert_array_equal(found, whole, name)
+        assert not rest.any()
 
 
 def assert_same_caches(many: Machine, one: Machine, positions: int) -> None:

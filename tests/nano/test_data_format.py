@@ -9,6 +9,7 @@ import pytest
 
 from bench.nano import pack
 from bench.nano.data import answers, calls, lines, needles, objects, sessions, talks
+from bench.nano.data.checks import list_dialogues, list_kinds
 from bench.nano.data.draw import Draw
 from bench.nano.data.drills import write_repeats
 from bench.nano.data.format import EFFORT_NAMES, Dialogue, list_messages, write_answer, write_prompt, write_sample
@@ -52,6 +53,16 @@ def test_prompts_are_those_of_the_renderer(
     """Every prompt of a conversation has the ids that a request with its messages renders to."""
     dialogue = replace(KINDS[kind](Draw(real, f"{kind}/1")), effort=effort)
     for number in range(len(dialogue.exchanges)):
+        body = {"model": "deepseek-flash", **list_messages(real, dialogue, number)}
+        assert write_prompt(real, dialogue, number).tolist() == count_prompt(
+            "chat", json.dumps(body).encode(), vocabulary
+        )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in list_kinds() if not kind.startswith("needle.32")])
+def test_checks_are_those_of_the_renderer(real: Package, vocabulary: Vocabulary, kind: str) -> None:
+    """The prompt of a check is what a client that asks it over HTTP would have computed."""
+    for dialogue, number in list_dialogues(real, kind)[:3]:
         body = {"model": "deepseek-flash", **list_messages(real, dialogue, number)}
         assert write_prompt(real, dialogue, number).tolist() == count_prompt(
             "chat", json.dumps(body).encode(), vocabulary

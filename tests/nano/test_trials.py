@@ -21,7 +21,7 @@ class Asked(NamedTuple):
     answer: Ids
 
 
-TEXT = tuple(range(10, 110))
+TEXT = tuple(range(10, 310))
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def tokenizer() -> Tokenizer:
 
 def test_questions_about_one_text_are_one_trial() -> None:
     """And those of another text another, in every way of the kind."""
-    other = tuple(range(200, 300))
+    other = tuple(range(400, 700))
     checks = [Asked("needle.128", False, (*text, n), (7, EOS)) for text in (TEXT, other) for n in range(3)]
     trials = plan_trials(checks, EOS)
     assert [(trial.way, len(trial.questions)) for trial in trials] == [

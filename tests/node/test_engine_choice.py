@@ -32,6 +32,21 @@ def test_choice(monkeypatch: pytest.MonkeyPatch, model: engines.Model, asked: st
     assert engines.foresee_facts(settings, model).name == picked
 
 
+@pytest.mark.parametrize("shipped", [True, False])
+def test_model_without_a_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shipped: bool) -> None:
+    """The one that ships, where the installation has it; else one is made in the cache."""
+    nano, made = tmp_path / "nano", tmp_path / "cache"
+    nano.mkdir()
+    if shipped:
+        (nano / "config.json").touch()
+    monkeypatch.setattr(engines, "NANO", nano)
+    monkeypatch.setattr(engines, "ensure_embedded", lambda cache: cache / "embedded")
+    settings = Settings(cache_dir=made)
+    assert engines.find_directory(settings) == (nano if shipped else made / "embedded")
+    assert engines.find_directory(Settings(model=tmp_path)) == tmp_path
+    assert engines.find_directory(Settings(engine="scripted", script=tmp_path)) == RELEASED
+
+
 @pytest.mark.parametrize(("engine", "drafts", "most"), [("reference", 3, 5), ("reference", 0, 0), ("scripted", 3, 0)])
 def test_drafts_are_foreseen(model: engines.Model, engine: str, drafts: int, most: int) -> None:
     """Facts that are told before the weights are there name the head's block where the head will be loaded."""

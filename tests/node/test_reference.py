@@ -1,4 +1,4 @@
-"""The embedded model through the whole node: the same text alone and together, whatever the chunks and the drafts."""
+"""The default model through the whole node: the same text alone and together, whatever the chunks and the drafts."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +21,7 @@ def ask(server: Process, prompt: str) -> str:
 
 
 def test_together_as_alone_in_any_chunks_and_with_drafts() -> None:
-    with serving("--prefill", "exact") as server:
+    with serving("--prefill", "exact", "--drafts", "0") as server:
         alone = [ask(server, prompt) for prompt in PROMPTS]
         with ThreadPoolExecutor(len(PROMPTS)) as readers:
             assert list(readers.map(lambda prompt: ask(server, prompt), PROMPTS)) == alone

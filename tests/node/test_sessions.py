@@ -1,4 +1,4 @@
-"""A conversation over HTTP with the embedded model: turns take over what turns before left behind, and say so."""
+"""A conversation over HTTP with the default model: turns take over what turns before left behind, and say so."""
 
 import json
 import time

@@ -4,9 +4,9 @@
 renderer's preamble on tools, a real client's system text); `bench.nano.pack` makes it from packages of the registries,
 `toy` a small one out of the repository alone, for tests. `format` writes conversations as the official renderer does,
 without it: the machine that trains has none. A test compares the two. `sample` is a conversation as ids, loss weights
-and labels. `answers` are the memorised ones; `needles`, `lines`, `calls`, `sessions`, `objects`, `talks` and `drills`
-are the grammars of everything else. `mix` packs samples into batches, `feeder` makes batches in processes of its own,
-`checks` are held-back prompts with their true answers.
+and labels. `answers` are the memorised ones; `needles`, `lines`, `calls`, `shapes`, `sessions`, `objects`, `talks`
+and `drills` are the grammars of everything else. `mix` packs samples into batches, `feeder` makes batches in processes
+of its own, `checks` are held-back prompts with their true answers.
 
 Decided: a batch is a pure function of package, seed, bucket and number, so neither workers nor interruptions change
 what is learned. Words for training and for checks are two lists without a common word; one piece of filler in

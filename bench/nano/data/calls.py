@@ -8,7 +8,12 @@ from bench.nano.data.draw import Draw
 from bench.nano.data.format import Call, Dialogue, Exchange, Parts
 from bench.nano.data.lines import FILE_QUESTIONS, LINE_TOKENS, File, answer_line, ask_next, draw_count, draw_file
 from bench.nano.data.sample import Label, Span
+from bench.nano.data.shapes import add_context, draw_folder, show_file
 
+LONG_SYSTEM_END = "Use the tools where they help."
+CONTEXT_SHARE = (
+    0.25  # of sessions whose question goes on as the real client has it: what is asked for is far from its end
+)
 ANSWER_TOKENS = 150  # a memorised answer, mostly fewer
 CALL_TOKENS = 150  # a question, a call and an answer
 
@@ -70,7 +75,15 @@ def write_session(draw: Draw, tokens: int, *, system: Parts = ()) -> Dialogue:
             made, used = use_tool(draw, other), CALL_TOKENS
         exchanges += made
         room -= used
+    if draw.chance(CONTEXT_SHARE):
+        asked = add_context(draw.package.client, exchanges[0].asked, draw_folder(draw))
+        exchanges[0] = exchanges[0]._replace(asked=asked)
     return Dialogue(draw.effort(), system, tuple(offer.schema for offer in offers), exchanges)
+
+
+def draw_long_system(draw: Draw, tokens: int) -> Parts:
+    """A system text of about `tokens`, which does not end as a piece does: the renderer goes on with empty lines."""
+    return (*draw.filler(tokens), LONG_SYSTEM_END) if tokens > 0 else ()
 
 
 def draw_offers(draw: Draw) -> list[Offer]:
@@ -119,7 +132,7 @@ def _read_file(draw: Draw, reader: Offer, room: int) -> tuple[list[Exchange], in
     file = draw_file(draw, count, quoted=draw.chance(0.7))
     used = CALL_TOKENS + count * LINE_TOKENS
     question = draw.random.choice(FILE_QUESTIONS)
-    shown = number_lines(file) if draw.chance(0.3) else None
+    shown = draw.random.choice((None, None, None, number_lines(file), show_file(draw.package.client, file, "/work")))
     made = read_file(reader, file, draw.random.randrange(count), question, shown)
     more = max(0, min(draw.random.randint(0, 4), (room - used) // 50))
     return made + ask_next(draw, file.lines, more), used + 50 * more

@@ -20,6 +20,7 @@ from bench.nano.data.lines import FILE_QUESTIONS, draw_file
 from bench.nano.data.objects import ask_object, draw_object
 from bench.nano.data.package import Package
 from bench.nano.data.sample import Label, Span
+from bench.nano.data.shapes import add_context, draw_folder, show_file
 
 SEED = 7  # of the checks that are reported
 DEPTHS = tuple(0.05 + tenth / 10 for tenth in range(10))
@@ -82,8 +83,8 @@ def _ask_answers(draw: Draw, *, headline: bool) -> Made:
 
 
 def _ask_variants(draw: Draw) -> Made:
-    """The other forms of every memorised question that has some."""
-    for answer in load_answers():
+    """The other forms of every memorised question but the headline prompt."""
+    for answer in load_answers()[1:]:
         for question in answer.questions[1:]:
             yield Dialogue(exchanges=[answer_question(draw, answer, question)]), 0
 
@@ -124,7 +125,7 @@ def _ask_lines(draw: Draw, count: int, *, quoted: bool) -> Made:
 def _ask_calls(draw: Draw, behind: int) -> Made:
     """Calls with one to five tools, behind a system text of about `behind` tokens; two of three read a file."""
     for number in range(60 if not behind else 30):
-        system = tuple(draw.filler(behind))
+        system = calls.draw_long_system(draw, behind)
         if number % 3:
             yield replace(_read_small(draw, 6, quoted=True), system=system), 0
             continue
@@ -150,11 +151,11 @@ def _ask_client(draw: Draw, count: int, exchange: int) -> Made:
     """The real client asked for a line of a file: its call, or its answer."""
     client = draw.package.client
     for _ in range(count):
-        size, folder = draw.random.randint(3, 12), sessions.draw_folder(draw)
+        size, folder = draw.random.randint(3, 12), draw_folder(draw)
         file = draw_file(draw, size)
-        shown = sessions.show_file(client, file, folder)
+        shown = show_file(client, file, folder)
         made = calls.read_file(sessions.READER, file, draw.random.randrange(size), FILE_QUESTIONS[0], shown)
-        made[0] = made[0]._replace(asked=sessions.add_context(client, made[0].asked, folder))
+        made[0] = made[0]._replace(asked=add_context(client, made[0].asked, folder))
         yield Dialogue(EFFORT, (client.system,), client.tools, made), exchange
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.nano.data.package import Client
 from tests.clients import dsh
@@ -20,7 +20,20 @@ QUESTION = "What is in there?"
 FILE, LINES = "notes.txt", ("one line", "and another")
 
 
+class Recording(NamedTuple):
+    """The bodies that a run of the client sent: two turns and a request for a title; and its folder."""
+
+    turns: tuple[dict[str, Any], dict[str, Any]]
+    title: dict[str, Any]
+    folder: str
+
+
 def capture_client() -> Client:
+    """The client's words; raises as `record_client` does."""
+    return read_client(record_client())
+
+
+def record_client() -> Recording:
     """Run the client once through a read of a file; raises `InstallError`, or `RuntimeError` on other bodies."""
     program = dsh.install(dsh.NEWEST, dsh.find_cache())
     with tempfile.TemporaryDirectory() as name, _listen() as (url, bodies):
@@ -31,22 +44,21 @@ def capture_client() -> Client:
     titles = [body for body in bodies if not body.get("tools")]
     if outcome.status or len(turns) != 2 or len(titles) != 1:
         raise RuntimeError(f"the client asked {len(turns)} and {len(titles)} times: {outcome.errors}")
-    return _read(turns, titles[0], str(folder))
+    return Recording((turns[0], turns[1]), titles[0], str(folder))
 
 
-def _read(turns: list[dict[str, Any]], title: dict[str, Any], folder: str) -> Client:
+def read_client(recording: Recording) -> Client:
     """The client's words, with places for what changes."""
-    first, second = turns
+    (first, second), title, folder = recording
     asked = _join(first["messages"][0]["content"])
     result = _join(second["messages"][-1]["content"][0]["content"])
     listed = "".join(f"{number}: {line}\n" for number, line in enumerate(LINES, 1))
-    title_question = json.dumps(QUESTION)
     return Client(
         system=_join(first["system"]),
         tools=tuple(_spell(tool) for tool in first["tools"]),
         context=asked.removeprefix(QUESTION).replace(folder, "{folder}"),
         title_system=_join(title["system"]),
-        title_question=_join(title["messages"][0]["content"]).replace(title_question, "{question}"),
+        title_question=_join(title["messages"][0]["content"]).replace(json.dumps(QUESTION), "{question}"),
         read_result=result.replace(folder, "{folder}")
         .replace(FILE, "{file}")
         .replace(listed, "{lines}")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from bench.nano.data.answers import draw_system
 from bench.nano.data.draw import Draw
 from bench.nano.data.format import Dialogue, Exchange
 from bench.nano.data.sample import Label, Span
@@ -65,7 +66,7 @@ def write_list(draw: Draw, tokens: int) -> Dialogue:
     """A list in the question itself, and questions for its lines."""
     count = draw_count(draw, tokens - QUESTION_TOKENS)
     asked = max(1, min(6, (tokens - count * LINE_TOKENS) // QUESTION_TOKENS))
-    return Dialogue(draw.effort(), (), (), ask_list(draw, count, asked))
+    return Dialogue(draw.effort(), draw_system(draw), (), ask_list(draw, count, asked))
 
 
 def ask_list(draw: Draw, count: int, asked: int) -> list[Exchange]:

@@ -14,7 +14,7 @@ from bench.nano.data import answers, calls, drills, lines, needles, objects, ses
 from bench.nano.data.draw import Draw
 from bench.nano.data.format import Dialogue, write_sample
 from bench.nano.data.package import Package
-from bench.nano.data.sample import Sample
+from bench.nano.data.sample import Piece, Sample
 
 Bucket = Literal["recall", "short", "middle", "long"]
 BUCKETS: dict[Bucket, tuple[int, int]] = {
@@ -123,6 +123,6 @@ def _draw_sample(draw: Draw, bucket: Bucket, room: int, *, first: bool) -> Sampl
 
 def _write_session_behind(draw: Draw, tokens: int, most: int) -> Dialogue:
     """A session with tools behind a long system text of up to `most` tokens."""
-    system = tuple(draw.filler(draw.random.randint(0, max(0, most))))
-    used = sum(len(piece.ids) for piece in system)
+    system = calls.draw_long_system(draw, draw.random.randint(0, max(0, most)))
+    used = sum(len(part.ids) for part in system if isinstance(part, Piece))
     return calls.write_session(draw, min(tokens - used, 2500), system=system)

@@ -1,8 +1,10 @@
 """Facts in a long text or told in earlier turns, and questions for them: names and numbers that nobody could guess."""
 
 from collections.abc import Sequence
+from string import ascii_uppercase
 from typing import NamedTuple
 
+from bench.nano.data.answers import SYSTEM_TOKENS, draw_system
 from bench.nano.data.draw import Draw
 from bench.nano.data.format import Dialogue, Exchange, Parts
 from bench.nano.data.sample import Label, Piece, Span
@@ -11,6 +13,7 @@ KINDS = ("code", "password", "room number", "phone number", "serial number", "pr
 QUESTIONS = ("What is the {kind} of {name}?", "What is the {kind} of {name}?", "Tell me the {kind} of {name}.")
 # Tokens that a fact, and a question with its answer, take: a little more than their mean.
 FACT_TOKENS, QUESTION_TOKENS = 20, 52
+FREE_SHARE = 0.2  # of facts in training whose value is not five digits
 TOLD, READ = "I will remember it.", "I have read it."
 
 
@@ -27,10 +30,11 @@ class Fact(NamedTuple):
         return f"The {self.kind} of {self.name} is {self.value}."
 
 
-def draw_fact(draw: Draw, *, quoted: float = 0.7) -> Fact:
-    """A new fact, its name in quotation marks as often as `quoted` says."""
+def draw_fact(draw: Draw, *, quoted: float = 0.7, free: float = 0.0) -> Fact:
+    """A new fact: shares of quoted names, and of values that are not five digits, are `quoted` and `free`."""
     name = f'"{draw.name()}"' if draw.chance(quoted) else draw.name()
-    return Fact(draw.random.choice(KINDS), name, draw.digits())
+    value = _draw_value(draw) if draw.chance(free) else draw.digits()
+    return Fact(draw.random.choice(KINDS), name, value)
 
 
 def ask_fact(fact: Fact, before: Parts = (), question: str = QUESTIONS[0]) -> Exchange:
@@ -64,26 +68,35 @@ def write_needles(draw: Draw, tokens: int) -> Dialogue:
     asked = draw.random.randint(max(1, most // 2), most)
     count = max(asked, draw.random.choice((1, 2, 4, 8, 16, 32)))
     count = max(1, min(count, (tokens - asked * QUESTION_TOKENS) // (2 * FACT_TOKENS)))
-    facts = [draw_fact(draw) for _ in range(count)]
+    facts = [draw_fact(draw, free=FREE_SHARE) for _ in range(count)]
     room = tokens - asked * QUESTION_TOKENS - count * FACT_TOKENS - 60
+    room -= SYSTEM_TOKENS if room > 2 * SYSTEM_TOKENS else 0
     text = hide_facts(draw.filler(room), facts, [draw.random.random() for _ in facts])
     effort, in_system = draw.effort(), draw.chance(0.2)
     first, *rest = draw.random.sample(facts, min(asked, count))
     ask = draw.random.choice(QUESTIONS)
     exchanges = [ask_fact(first, () if in_system else text, ask), *(ask_fact(fact, (), ask) for fact in rest)]
-    return Dialogue(effort, text if in_system else (), (), exchanges)
+    return Dialogue(effort, text if in_system else draw_system(draw), (), exchanges)
 
 
 def write_turns(draw: Draw, tokens: int) -> Dialogue:
     """Facts told one a turn with texts between them, then questions."""
     count = draw.random.randint(1, max(1, min(6, tokens // 150)))
-    facts = [draw_fact(draw) for _ in range(count)]
+    facts = [draw_fact(draw, free=FREE_SHARE) for _ in range(count)]
     room = tokens - count * (QUESTION_TOKENS + FACT_TOKENS + 16) - 60
     exchanges = [tell_fact(fact) for fact in facts]
     if room > 100:
         exchanges.insert(draw.random.randint(0, count), show_text(draw.filler(room)))
     draw.random.shuffle(facts)
     return Dialogue(draw.effort(), (), (), exchanges + [ask_fact(fact) for fact in facts])
+
+
+def _draw_value(draw: Draw) -> str:
+    """Other values: numbers of any length, words, both."""
+    number = draw.digits(draw.random.randint(2, 9))
+    form = draw.random.choice(("{number}", "{word}", "{word} {number}", "{word}-{number}", "{letters}-{number}"))
+    letters = "".join(draw.random.choices(ascii_uppercase, k=draw.random.randint(1, 3)))
+    return form.format(number=number, word=draw.word(), letters=letters)
 
 
 def tell_fact(fact: Fact) -> Exchange:

@@ -2,14 +2,14 @@
 
 import json
 
+from bench.nano.data.answers import draw_system
 from bench.nano.data.draw import Draw
 from bench.nano.data.format import Dialogue, Exchange
 from bench.nano.data.sample import Label, Span
 
 QUESTIONS = ("Write a JSON object: {}.", "Write a JSON object: {}.", "Reply in JSON: {}.", "Give me JSON with {}.")
-SYSTEMS = ("", "", "Reply in JSON.", "You are a helpful assistant.")
 REASONING = "I write the fields as JSON."
-Value = str | int | bool | list[int]
+Value = str | int | float | bool | None | list[int]
 
 
 def draw_object(draw: Draw, fields: int) -> dict[str, Value]:
@@ -29,14 +29,15 @@ def write_objects(draw: Draw, count: int) -> Dialogue:
     exchanges = [
         ask_object(draw_object(draw, draw.random.randint(1, 6)), draw.random.choice(QUESTIONS)) for _ in range(count)
     ]
-    system = draw.random.choice(SYSTEMS)
-    return Dialogue(draw.effort(), (system,) if system else (), (), exchanges)
+    return Dialogue(draw.effort(), ("Reply in JSON.",) if draw.chance(0.1) else draw_system(draw), (), exchanges)
 
 
 def _draw_value(draw: Draw) -> Value:
-    kind = draw.random.randrange(6)
+    kind = draw.random.randrange(8)
     if kind < 3:
         return draw.words(1, 3)
     if kind == 3:
         return int(draw.digits(draw.random.randint(1, 5)))
-    return draw.chance(0.5) if kind == 4 else [int(draw.digits(2)) for _ in range(draw.random.randint(1, 3))]
+    if kind == 4:
+        return draw.random.choice((None, int(draw.digits(3)) / 10))
+    return draw.chance(0.5) if kind < 7 else [int(draw.digits(2)) for _ in range(draw.random.randint(1, 3))]

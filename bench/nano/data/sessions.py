@@ -5,10 +5,11 @@ import json
 from bench.nano.data.answers import Answer, answer_question
 from bench.nano.data.calls import Offer, Tool, read_file
 from bench.nano.data.draw import Draw
-from bench.nano.data.format import Call, Dialogue, Exchange, Parts
-from bench.nano.data.lines import FILE_QUESTIONS, LINE_TOKENS, File, ask_next, draw_count, draw_file
+from bench.nano.data.format import Call, Dialogue, Exchange
+from bench.nano.data.lines import FILE_QUESTIONS, LINE_TOKENS, ask_next, draw_count, draw_file
 from bench.nano.data.package import Client
 from bench.nano.data.sample import Label, Span
+from bench.nano.data.shapes import add_context, draw_folder, show_file
 
 PROMPT_TOKENS = 8900  # of system text and tools
 READER = Offer(Tool("read", ("read",), ("file_path",), ""), "read", "file_path")
@@ -18,7 +19,6 @@ OTHER_USES = (
     ('Which files match "{}"?', "glob", ("pattern",)),
     ('Which lines contain "{}"?', "grep", ("pattern",)),
 )
-FOLDERS = ("/home/{}/{}", "/tmp/{}-{}/work", "/root/{}/{}", "/tmp/pytest-of-{}/{}", "/work/{}/{}", "/srv/{}/{}")
 TITLE_READ, TITLE_OTHER = "A line of a file", "A short question"
 
 
@@ -38,23 +38,6 @@ def write_client_session(draw: Draw, tokens: int, answers: list[Answer]) -> Dial
     first = exchanges[0]
     exchanges[0] = first._replace(asked=add_context(client, first.asked, folder))
     return Dialogue(75 if draw.chance(0.8) else draw.effort(), (client.system,), client.tools, exchanges)
-
-
-def draw_folder(draw: Draw) -> str:
-    """Where a session works."""
-    return draw.random.choice(FOLDERS).format(draw.word(), draw.word())
-
-
-def add_context(client: Client, asked: Parts, folder: str) -> Parts:
-    """The first question as the client sends it."""
-    return (*asked, client.context.replace("{folder}", folder))
-
-
-def show_file(client: Client, file: File, folder: str) -> str:
-    """What the client's `read` gives for `file`."""
-    lines = "".join(f"{number}: {line.text}\n" for number, line in enumerate(file.lines, 1))
-    filled = client.read_result.replace("{folder}", folder).replace("{file}", file.path)
-    return filled.replace("{count}", str(len(file.lines))).replace("{lines}", lines)
 
 
 def ask_title(client: Client, question: str, title: str) -> Dialogue:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from bench.nano.data.answers import SYSTEMS, answer_question, answer_unknown, load_answers
+from bench.nano.data.answers import answer_question, answer_unknown, draw_system, load_answers
 from bench.nano.data.draw import Draw
 from bench.nano.data.drills import ask_repeat
 from bench.nano.data.format import Dialogue, Exchange
 from bench.nano.data.lines import ask_list
-from bench.nano.data.needles import ask_fact, draw_fact, tell_fact
+from bench.nano.data.needles import FREE_SHARE, ask_fact, draw_fact, tell_fact
 from bench.nano.data.objects import QUESTIONS, ask_object, draw_object
 
 EXCHANGE_TOKENS = 190  # one of the longer kinds
@@ -29,11 +29,6 @@ def write_headline(draw: Draw) -> Dialogue:
     return Dialogue(draw.effort(), draw_system(draw), (), exchanges)
 
 
-def draw_system(draw: Draw) -> tuple[str, ...]:
-    """Mostly none: that is how the prompts are documented."""
-    return (draw.random.choice(SYSTEMS),) if draw.chance(0.15) else ()
-
-
 def _draw_exchanges(draw: Draw, count: int) -> list[Exchange]:
     """`count` exchanges, or one more where a fact is told and asked for."""
     exchanges: list[Exchange] = []
@@ -49,7 +44,7 @@ def _answer(draw: Draw) -> list[Exchange]:
 
 
 def _tell_and_ask(draw: Draw) -> list[Exchange]:
-    fact = draw_fact(draw)
+    fact = draw_fact(draw, free=FREE_SHARE)
     between = _answer(draw) if draw.chance(0.3) else []
     return [tell_fact(fact), *between, ask_fact(fact)]
 

@@ -51,11 +51,14 @@ class Publication:
     def loss(self, batch: int, heads: int) -> Tensor:
         """How far the index scores are from the attention paid; its mean over heads and layers."""
         target = torch.stack(self.paid).sum(0) / (heads * len(self.paid))
-        if self.chosen is None:
-            scores = score_all(*self.question, batch).flatten(0, 1)
-        else:
-            scores = score_chosen(*self.question, self.chosen)
-        return divergence(target, scores, self.seen.visible)
+        return divergence_of(self.question, target, self.seen.visible, self.chosen, batch)
+
+
+def divergence_of(question: Question, target: Tensor, visible: Tensor, chosen: Tensor | None, batch: int) -> Tensor:
+    """The divergence of `target` [rows, k] from the scores of `question` for all entries or the `chosen` ones."""
+    if chosen is None:
+        return divergence(target, score_all(*question, batch).flatten(0, 1), visible)
+    return divergence(target, score_chosen(*question, chosen), visible)
 
 
 class Backbone(nn.Module):

@@ -52,52 +52,57 @@ class ConfidenceHead(nn.Module):
         self.proj = matrix(1, width, gain=0.1)
 
 
-class FirstStage(Stage):
-    """Takes in the backbone's taps."""
+class Intake(nn.Module):
+    """What the first stage has besides: it takes in the backbone's taps."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+        super().__init__()
+        self.eps = config.norm_eps
         self.main_proj = matrix(config.dim, len(config.dspark_target_layer_ids) * config.dim)
         self.main_norm = nn.Parameter(torch.ones(config.dim))
 
-    def context(self, taps: Tensor, quantised: bool) -> Tensor:
+    def forward(self, taps: Tensor, quantised: bool) -> Tensor:
         """Context rows [rows, dim], quantised, of `taps` [rows, targets · dim]."""
         taps = taps.detach()
         low = linear(q8(taps) if quantised else taps, as_stored(self.main_proj, dense_weight, quantised, taps.dtype))
-        normed = rms_norm(low, self.main_norm, self.config.norm_eps)
+        normed = rms_norm(low, self.main_norm, self.eps)
         return q8(normed) if quantised else normed
 
 
-class LastStage(Stage):
-    """Makes tokens."""
+class Choice(nn.Module):
+    """What the last stage has besides: it makes tokens."""
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
+        super().__init__()
+        self.eps = config.norm_eps
         self.norm = nn.Parameter(torch.ones(config.dim))
         self.markov_head = MarkovHead(config.vocab_size, config.dspark_markov_rank)
         self.confidence_head = ConfidenceHead(config.dim + config.dspark_markov_rank)
 
-    def predict(self, streams: Tensor, pre: Tensor, head: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, streams: Tensor, pre: Tensor, head: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [rows, vocabulary] and confidence [rows] given the token `previous` [rows] to each choice."""
         hidden = collapse(streams, pre)
         markov = embedding(previous, as_bf16(self.markov_head.embed))
-        own = linear(rms_norm(hidden, self.norm, self.config.norm_eps).float(), as_bf16(head.detach()))
+        own = linear(rms_norm(hidden, self.norm, self.eps).float(), as_bf16(head.detach()))
         logits = own + linear(markov, as_bf16(self.markov_head.head))
         joined = torch.cat([hidden.float(), markov], 1)
         return logits, linear(joined, as_bf16(self.confidence_head.proj))[:, 0]
 
 
-def make_stages(config: ModelConfig) -> nn.ModuleList:
-    """The stages of a draft head."""
-    kinds = [FirstStage, *[Stage] * (config.n_mtp_layers - 2), LastStage]
-    return nn.ModuleList(kind(config) for kind in kinds)
+class DraftHead(nn.Module):
+    """The stages with what stands before the first and after the last."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(Stage(config) for _ in range(config.n_mtp_layers))
+        self.intake, self.choice = Intake(config), Choice(config)
 
 
 class Draft:
-    """Runs the `stages` of a backbone with `embed` and `head` [vocabulary, dim]."""
+    """Runs a draft head; `rotary` is the table of window layers."""
 
-    def __init__(self, config: ModelConfig, stages: nn.ModuleList, rotary: Tensor) -> None:
-        self.config, self.stages, self.rotary = config, stages, rotary
+    def __init__(self, config: ModelConfig, mtp: DraftHead, rotary: Tensor) -> None:
+        self.config, self.mtp, self.rotary = config, mtp, rotary
 
     def run(
         self, ids: Tensor, taps: Tensor, rotation: Tensor, anchors: Anchors, embed: Tensor, head: Tensor,
@@ -109,10 +114,10 @@ class Draft:
         place = (anchors.positions[:, None] + block).flatten()
         entered = torch.where(block == 0, ids[anchors.rows][:, None], c.dspark_noise_token_id).flatten()
         streams, pre = enter_streams(embedding(entered, embed.detach()).to(taps.dtype), c.hc_mult)
-        context, turned = self.stages[0].context(taps, quantised), self.rotary[place]
+        context, turned = self.mtp.intake(taps, quantised), self.rotary[place]
         near, mask = self._window(anchors)
         loads = []
-        for stage in self.stages:
+        for stage in self.mtp.stages:
             rows = gather(stage.attn.keys(context, rotation, quantised), near)
             u, mixes = stage.enter(streams, pre)
             branch = stage.look(u, rows, mask, turned, size, quantised)
@@ -120,7 +125,7 @@ class Draft:
             loads.append(load)
         within = (anchors.positions[:, None] + block).clamp(max=anchors.length - 1) - anchors.positions[:, None]
         previous = ids[(anchors.rows[:, None] + within).flatten()]
-        logits, confidence = self.stages[-1].predict(streams, pre, head, previous)
+        logits, confidence = self.mtp.choice(streams, pre, head, previous)
         return Drafted(logits.unflatten(0, (-1, size)), confidence.unflatten(0, (-1, size)), tuple(loads))
 
     def _window(self, anchors: Anchors) -> tuple[Tensor, Tensor]:
@@ -138,7 +143,7 @@ class DraftLoss(NamedTuple):
 
 
 def judge(drafted: Drafted, target: Tensor, judged: Tensor) -> DraftLoss:
-    """How far drafts are from the `target` logits [anchors, block, vocabulary]; `judged` [anchors, block] counts rows."""
+    """How far drafts are from the `target` logits [anchors, block, vocabulary]; by rows `judged` [anchors, block]."""
     share = judged.float() / judged.sum().clamp(min=1)
     p, log_q = torch.softmax(target.detach(), -1), log_softmax(drafted.logits, -1)
     overlap = torch.minimum(p, log_q.detach().exp()).sum(-1)

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy, embedding, linear
 
 from bench.nano.mode import Mode
 from bench.nano.model.backbone import Backbone, Pass
-from bench.nano.model.draft import Anchors, Draft, Drafted, judge, make_stages
+from bench.nano.model.draft import Anchors, Draft, Drafted, DraftHead, judge
 from bench.nano.model.experts import Router
 from bench.nano.model.mixing import collapse
 from bench.nano.model.norm import as_bf16, rms_norm
@@ -46,14 +46,14 @@ class Nano(nn.Module):
         self.backbone = Backbone(config, token_ids, max_length)
         self.norm = nn.Parameter(torch.ones(config.dim))
         self.head = nn.Parameter(torch.randn(config.vocab_size, config.dim) * config.dim**-0.5)
-        self.mtp = make_stages(config)
+        self.mtp = DraftHead(config)
 
     def routers(self) -> list[Router]:
         """Every router, the backbone's first."""
-        return [block.ffn.gate for block in [*self.backbone.layers, *self.mtp]]
+        return [block.ffn.gate for block in [*self.backbone.layers, *self.mtp.stages]]
 
     def forward(self, ids: Tensor, weights: Tensor, mode: Mode, anchors: Tensor | None = None) -> Outcome:
-        """The loss over `ids` [batch, length]; `weights` [batch, length] float32 belong to the next token of each place.
+        """The loss over `ids` [batch, length]; `weights` [batch, length] float32 belong to the next tokens.
 
         `anchors` [n] number rows (batch · length) after which to draft; needed if `mode.draft`.
         """

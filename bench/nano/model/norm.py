@@ -31,7 +31,7 @@ def rotary_table(config: ModelConfig, *, compressed: bool, length: int) -> Tenso
 
 
 def rotate(x: Tensor, rotation: Tensor, *, inverse: bool = False) -> Tensor:
-    """`x` [rows, channels] or [rows, heads, channels] with its last channels turned (or back) by `rotation` of the rows."""
+    """`x` [rows, channels] or [rows, heads, channels] with its last channels turned (or back)."""
     half = rotation.shape[-1]
     cos, sin = rotation[:, 0], rotation[:, 1]
     if x.dim() == 3:

@@ -86,48 +86,48 @@ _sinkhorn_op.register_autograd(_backpropagate, setup_context=_keep)
 if triton is not None:
 
     @triton.jit
-    def _places(S: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        at = row[:, None, None] * (S * S) + tl.arange(0, S)[None, :, None] * S + tl.arange(0, S)[None, None, :]
+    def _places(s: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        row = tl.program_id(0) * block + tl.arange(0, block)
+        at = row[:, None, None] * (s * s) + tl.arange(0, s)[None, :, None] * s + tl.arange(0, s)[None, None, :]
         return row, at
 
     @triton.jit
-    def _forward(logits, out, sums, rows, eps, ROUNDS: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-        row, at = _places(S, ROWS)
-        inside = at < rows * S * S
+    def _forward(logits, out, sums, rows, eps, rounds: tl.constexpr, s: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        row, at = _places(s, block)
+        inside = at < rows * s * s
         a = tl.load(logits + at, mask=inside, other=0.0)
         c = tl.exp(a - tl.max(a, axis=2)[:, :, None])
         c = c / tl.sum(c, axis=2)[:, :, None] + eps
-        place = sums + row[:, None] * ((2 * ROUNDS - 1) * S) + tl.arange(0, S)[None, :]
+        place = sums + row[:, None] * ((2 * rounds - 1) * s) + tl.arange(0, s)[None, :]
         there = (row < rows)[:, None]
         total = tl.sum(c, axis=1) + eps
         tl.store(place, total, mask=there)
         c = c / total[:, None, :]
-        for step in range(1, ROUNDS):
+        for step in range(1, rounds):
             total = tl.sum(c, axis=2) + eps
-            tl.store(place + (2 * step - 1) * S, total, mask=there)
+            tl.store(place + (2 * step - 1) * s, total, mask=there)
             c = c / total[:, :, None]
             total = tl.sum(c, axis=1) + eps
-            tl.store(place + 2 * step * S, total, mask=there)
+            tl.store(place + 2 * step * s, total, mask=there)
             c = c / total[:, None, :]
         tl.store(out + at, c, mask=inside)
 
     @triton.jit
     def _backward(  # type: ignore[no-untyped-def]
-        gradient, out, sums, by_logits, rows, eps, STEPS: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr
+        gradient, out, sums, by_logits, rows, eps, steps: tl.constexpr, s: tl.constexpr, block: tl.constexpr
     ):
-        row, at = _places(S, ROWS)
-        inside = at < rows * S * S
+        row, at = _places(s, block)
+        inside = at < rows * s * s
         g = tl.load(gradient + at, mask=inside, other=0.0)
         c = tl.load(out + at, mask=inside, other=0.0)
-        place = sums + row[:, None] * (STEPS * S) + tl.arange(0, S)[None, :]
+        place = sums + row[:, None] * (steps * s) + tl.arange(0, s)[None, :]
         there = (row < rows)[:, None]
-        for back in range(STEPS // 2):
-            step = STEPS - 1 - 2 * back
-            total = tl.load(place + step * S, mask=there, other=1.0)[:, None, :]
+        for back in range(steps // 2):
+            step = steps - 1 - 2 * back
+            total = tl.load(place + step * s, mask=there, other=1.0)[:, None, :]
             g = (g - tl.sum(g * c, axis=1)[:, None, :]) / total
             c = c * total
-            total = tl.load(place + (step - 1) * S, mask=there, other=1.0)[:, :, None]
+            total = tl.load(place + (step - 1) * s, mask=there, other=1.0)[:, :, None]
             g = (g - tl.sum(g * c, axis=2)[:, :, None]) / total
             c = c * total
         total = tl.load(place, mask=there, other=1.0)[:, None, :]

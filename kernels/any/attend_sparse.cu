@@ -382,7 +382,7 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512, 2)
   AttentionRoom& room = *reinterpret_cast<AttentionRoom*>(dynamic);
   const int warp = threadIdx.x / 32, head0 = blockIdx.x / kClusterBlocks * kHeads;
   const int64_t row = blockIdx.y;
-  if (row >= __ldcg(p.live)) {
+  if (row >= early_live(p.live)) {
     if (p.early) await_ahead();
     return clear_row(p, row, head0);
   }

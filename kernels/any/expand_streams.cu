@@ -74,12 +74,12 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(128)
   const int64_t row = blockIdx.y;
   CollapsedShare held;
   held.load(p.weight);
+  const bool live = row < early_live(p.live);
   await_inputs();
   uint16_t* y = p.y + row * DSUF_DIM;
   uint8_t* codes = p.codes ? p.codes + row * DSUF_DIM : nullptr;
   uint8_t* scales = p.codes ? p.scales + row * (DSUF_DIM / 32) : nullptr;
   uint16_t* meaning = p.meaning ? p.meaning + row * DSUF_DIM : nullptr;
-  const bool live = row < *p.live;
   if (live) cluster_start();
   float pre[kStreams];
 #pragma unroll

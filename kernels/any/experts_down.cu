@@ -119,7 +119,7 @@ __device__ __forceinline__ void serve(const ExpertsDown& p, Staged& staged, int 
 
 // The shared expert on the 32 rows of the block.
 __device__ __forceinline__ void serve_shared(const ExpertsDown& p, uint4* rows) {
-  const int lane = threadIdx.x % 32, live = min(*p.live, p.rows), stop = min(live, int(blockIdx.y + 1) * 32);
+  const int lane = threadIdx.x % 32, live = min(early_live(p.live), p.rows), stop = min(live, int(blockIdx.y + 1) * 32);
   for (int row0 = blockIdx.y * 32; row0 < stop; row0 += 8) {
     __syncthreads();
     quantize_rows(rows, min(live - row0, 8),

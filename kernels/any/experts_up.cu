@@ -72,7 +72,7 @@ __device__ __forceinline__ void serve(const ExpertsUp& p, const Tile& tile, Pair
 // The shared expert on the 32 rows of the block.
 __device__ __forceinline__ void serve_shared(const ExpertsUp& p, TileSums<kSplit>& sums, int own) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * kOutputs;
-  const int low = (own < DSUF_INTER ? own : 0) + lane / 4, live = min(__ldcg(p.live), p.rows);
+  const int low = (own < DSUF_INTER ? own : 0) + lane / 4, live = min(early_live(p.live), p.rows);
   const SharedShare<DSUF_DIM, kSplit> share = {p.shared + int64_t(low) * DSUF_DIM,
                                                p.shared_scale + low / 32 * (DSUF_DIM / 32), DSUF_INTER * DSUF_DIM,
                                                DSUF_INTER / 32 * (DSUF_DIM / 32)};

@@ -132,11 +132,11 @@ template <int kWidth, int kWarps, bool kHoldsNext = false>
 __device__ void project(const ProjectFp8& p) {
   const int first = blockIdx.x * 16, output = first + threadIdx.x / 8;
   Projection<kWidth, kWarps> projection(p, first);
+  const int live = min(early_live(p.live), p.rows), stop = min(p.rows, int(blockIdx.y + 1) * 32);
   if constexpr (kHoldsNext)
     await_inputs_first();
   else
     await_inputs();
-  const int live = min(*p.live, p.rows), stop = min(p.rows, int(blockIdx.y + 1) * 32);
   for (int row0 = blockIdx.y * 32; row0 < stop; row0 += 8) {
     float total[4] = {};
     if (row0 < live) projection.add_rows(total, p, row0, live, row0 > int(blockIdx.y) * 32);

@@ -26,8 +26,8 @@ __device__ __forceinline__ int multiply_few(FewSum& sums, const uint16_t* x, con
   const uint16_t* high = weight + int64_t(min(first + lane / 4 + 8, n - 1)) * kWidth + part;
   const uint16_t* own = x + int64_t(row) * kWidth + part;
   const int share = cluster_rank() * kFewWarps + threadIdx.x / 32;
+  const int live = min(early_live(live_rows), rows);
   float total[4] = {};
-  int live = 0;
 #pragma unroll 1
   for (int turn = 0; turn < kTurns; turn += kAtOnce) {
     uint4 a[kAtOnce], b[kAtOnce], v[kAtOnce];
@@ -37,13 +37,7 @@ __device__ __forceinline__ int multiply_few(FewSum& sums, const uint16_t* x, con
       a[i] = load_once(low + group * 32);
       b[i] = load_once(high + group * 32);
     }
-    if (turn == 0) {
-      if constexpr (kHoldsNext)
-        await_inputs_first();
-      else
-        await_inputs();
-      live = min(*live_rows, rows);
-    }
+    if (turn == 0) kHoldsNext ? await_inputs_first() : await_inputs();
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int group = (turn + i) * kShares + share;

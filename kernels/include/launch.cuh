@@ -23,6 +23,10 @@ __device__ __forceinline__ void await_inputs_first() {
   let_next_start();
 }
 
+// How many rows a pass has. embed_rows holds the kernels behind it until that is known and where rows go in the caches, so
+// that those of the layers read it before they wait; norm_dim holds those that put the draft head's context in its places.
+__device__ __forceinline__ int early_live(const int32_t* live) { return __ldcg(live); }
+
 // Start moving `bytes` (whole sixteens, as the address) into the second-level cache.
 __device__ __forceinline__ void fetch_ahead(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");

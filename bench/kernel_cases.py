@@ -266,6 +266,7 @@ def cache_cases(rows: int, context_tokens: int) -> Iterator[Case]:
             "heads": N["heads"],
             "window_slots": window,
             "entry_slots": topk,
+            "early": 0,
         },
         rows * (window * dim * 33 // 32 + topk * dim * 9 // 16 + N["heads"] * dim * 4),
     )

@@ -1,8 +1,9 @@
-"""A prompt of a million tokens through HTTP, while another client's reply streams; then the next turn of its session.
+"""A prompt of a million tokens through HTTP, while another client's reply streams; then the next turns of its session.
 
-The server is one of this checkout with random weights, in a process of its own. Printed: how long the prompt and
-the next two turns took, how much of those came from the caches, and the gaps between the other stream's events
-meanwhile.
+The server is one of this checkout with the random embedded model, in a process of its own, with device pages for little
+more than one such prompt. The next turn comes at once, then one behind another session's million, which has the pages:
+it goes on from host memory. Printed: how long prompt and turns took, how much came from the caches, the gaps between
+the other stream's events meanwhile, and the memory of device and host beside what is planned.
 
     python bench/million.py [--engine cuda] [--tokens 1000000] [--publish]
 """
@@ -10,12 +11,14 @@ meanwhile.
 import argparse
 import json
 import random
+import re
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.report import publish
-from bench.server import serve_noise
+from bench.server import Server, serve
+from dsuf.checkpoint.config import load_config
+from dsuf.checkpoint.synthetic import ensure_embedded
+from dsuf.cuda.caches import PAGE_TOKENS
+from dsuf.cuda.machine import Setup, plan_regions
 
 TEXT = "alpha beta gamma delta the quick brown fox jumps over lazy dogs and keeps on running through a forest"
 WORDS = TEXT.split(" ")
@@ -87,17 +94,18 @@ class Listener:
                 last_s = now_s
 
 
-def draw_text(url: str, tokens: int) -> str:
+def draw_text(url: str, tokens: int, seed: int = 3) -> str:
     """Random words that make about `tokens` tokens."""
     sample = " ".join(WORDS * 100)
     with ask(url, [{"role": "user", "content": sample}], 1) as reply:
         tokens_a_word = json.load(reply)["usage"]["prompt_tokens"] / (100 * len(WORDS))
-    rng = random.Random(3)
+    rng = random.Random(seed)
     return " ".join(rng.choice(WORDS) for _ in range(int(tokens / tokens_a_word)))
 
 
-def measure(url: str, engine: str, tokens: int) -> dict[str, object]:
+def measure(server: Server, engine: str, tokens: int) -> dict[str, object]:
     """One row of figures."""
+    url, resident, used = server.url, server.resident_bytes(), read_used_bytes()
     messages = [{"role": "user", "content": draw_text(url, tokens)}]
     listener = Listener(url)
     first, first_s = take_turn(url, messages)
@@ -105,17 +113,57 @@ def measure(url: str, engine: str, tokens: int) -> dict[str, object]:
     messages.append({"role": "user", "content": "and then?"})
     second, second_s = take_turn(url, messages)
     again, again_s = take_turn(url, messages[:-1])
-    details = second["prompt_tokens_details"]
+    take_turn(url, [{"role": "user", "content": draw_text(url, tokens, seed=4)}])
+    messages.append({"role": "user", "content": "and now?"})
+    third, third_s = take_turn(url, messages)
+    details, later = second["prompt_tokens_details"], third["prompt_tokens_details"]
     return {
         "engine": engine, "prompt_tokens": first["prompt_tokens"], "first_s": round(first_s, 2),
         "tokens_per_s": round(first["prompt_tokens"] / first_s), "gaps": len(gaps_s),
-        "gap_median_ms": round(1e3 * gaps_s[len(gaps_s) // 2], 2),
-        "gap_p99_ms": round(1e3 * gaps_s[int(0.99 * len(gaps_s))], 2), "gap_max_ms": round(1e3 * gaps_s[-1], 2),
+        "gap_median_ms": pick_ms(gaps_s, 0.5), "gap_p99_ms": pick_ms(gaps_s, 0.99), "gap_max_ms": pick_ms(gaps_s, 1.0),
         "next_turn_s": round(second_s, 2), "next_turn_device_tokens": details["device_tokens"],
         "next_turn_host_tokens": details["host_tokens"], "next_turn_computed_tokens": details["computed_tokens"],
         "repeated_turn_s": round(again_s, 2),
         "repeated_turn_computed_tokens": again["prompt_tokens_details"]["computed_tokens"],
+        "later_turn_s": round(third_s, 2), "later_turn_device_tokens": later["device_tokens"],
+        "later_turn_host_tokens": later["host_tokens"], "later_turn_computed_tokens": later["computed_tokens"],
+        "device_grown_gb": round((read_used_bytes() - used) / 1e9, 2),
+        "host_grown_gb": round((server.resident_bytes() - resident) / 1e9, 2),
+        "host_caches_gb": round(read_cache_bytes(url) / 1e9, 2),
     }  # fmt: skip
+
+
+def pick_ms(sorted_s: Sequence[float], share: float) -> float:
+    """The time below which that share of the times lies, in milliseconds; 0 if there are none."""
+    return round(1e3 * sorted_s[min(int(share * len(sorted_s)), len(sorted_s) - 1)], 2) if sorted_s else 0.0
+
+
+def read_used_bytes() -> int:
+    """Memory in use on the first GPU, 0 where there is none."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
+        return int(told.split()[0]) << 20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return 0
+
+
+def read_cache_bytes(url: str) -> float:
+    """Host memory that session caches have, as the server's metrics say."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as reply:
+        found = re.search(r"^dsuf_session_cache_bytes (\S+)$", reply.read().decode(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def plan_device_bytes(model: Path, settings: Mapping[str, int | str]) -> int:
+    """What an engine of these settings allocates on the GPU; kernels and graphs come on top."""
+    config = load_config(model / "config.json")
+    setup = Setup(
+        context_tokens=int(settings["context-tokens"]), max_turns=int(settings["max-turns"]),
+        prefill_rows=int(settings["prefill-chunk-tokens"]),
+    )  # fmt: skip
+    regions = plan_regions(config, setup, -(-int(settings["device-cache-tokens"]) // PAGE_TOKENS))
+    return sum(region.reserved_bytes for region in regions if not region.pinned)
 
 
 def main() -> None:
@@ -126,13 +174,20 @@ def main() -> None:
     parser.add_argument("--device", default="", help="names the GPU in the results")
     parser.add_argument("--publish", action="store_true")
     args = parser.parse_args()
-    settings = {
-        "engine": args.engine, "context-tokens": args.tokens + 8192, "max-turns": 3, "prefill-chunk-tokens": 512,
-        "drafts": 5, "body-timeout-s": 60,
+    model = ensure_embedded(Path.home() / ".cache" / "dsuf")
+    settings: dict[str, int | str] = {
+        "engine": args.engine, "model": str(model), "context-tokens": args.tokens + 8192, "max-turns": 3,
+        "prefill-chunk-tokens": 512, "drafts": 5, "body-timeout-s": 60, "device-cache-tokens": args.tokens * 5 // 4,
     }  # fmt: skip
+    before = read_used_bytes()
     arguments = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    with tempfile.TemporaryDirectory() as folder, serve_noise(Path(folder) / "log", *arguments) as server:
-        row = measure(server.url, args.engine, args.tokens)
+    with tempfile.TemporaryDirectory() as folder, serve(Path(folder) / "log", *arguments) as server:
+        ready = read_used_bytes() - before
+        row = measure(server, args.engine, args.tokens)
+    row |= {
+        "device_planned_gb": round(plan_device_bytes(model, settings) / 1e9, 2),
+        "device_at_start_gb": round(ready / 1e9, 2),
+    }
     if args.publish:
         publish("million", [row], args.device)
     else:

@@ -6,6 +6,7 @@ seconds a gigabyte, and the first token of a long session that was pulled beside
 
 import argparse
 import asyncio
+import gc
 import multiprocessing
 import resource
 import socket
@@ -13,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,9 +32,10 @@ from dsuf.checkpoint.synthetic import ensure_embedded
 from dsuf.kv.arena import Arena
 from dsuf.kv.blocks import Blocks, map_memory
 from dsuf.kv.giver import LocalGiver
+from dsuf.kv.handoff import Offer
 from dsuf.kv.point import PointHead, seal
 from dsuf.kv.sessions import Sessions
-from dsuf.kv.taker import Taker
+from dsuf.kv.taker import PART_BLOCKS, READS_AT_ONCE, Taker
 from dsuf.kv.trace import trace_prompt
 from dsuf.kv.transport.hello import Credentials, Terms
 from dsuf.kv.transport.mover import NodeName
@@ -116,6 +119,8 @@ def keep_bytes(pipe: Connection, pages: int) -> None:
     """The other process, with random bytes."""
     sessions = make_sessions(pages * PAGE_BYTES)
     fill(sessions, session(pages))
+    gc.collect()
+    gc.freeze()  # as `bin/serve` does
     uvloop.run(serve(LocalGiver(sessions, no_prefill), pipe, pages))
 
 
@@ -132,6 +137,7 @@ class Reader:
 
     async def time(self, way: Callable[[], Awaitable[None]], name: str) -> tuple[float, float]:
         """Seconds, and processor seconds of both processes, of one way."""
+        await self.sessions.trace(self.turn)  # which a node makes of every prompt, pulled or not
         self.pipe.send("time")
         other_s, own_s = await asyncio.to_thread(self.pipe.recv), cpu_s()
         self.pipe.send(name)
@@ -145,13 +151,23 @@ class Reader:
         await asyncio.to_thread(self._receive_plainly)
 
     async def read(self) -> None:
-        """Bytes alone: offers, reads and releases."""
-        pages, blocks = 0, self.sessions.arena.blocks
-        while (offer := await self.peer.offer(self.turn, pages, compute=False)) is not None:
-            views = [blocks.view(pages + number) for number in range(len(offer.pages))]
-            await self.peer.read(offer, offer.pages, views)
-            assert await self.peer.release(offer)
+        """Bytes alone: offers, reads and releases, in the order of a taker; the bytes are not looked at."""
+        trace, pages, blocks = await self.sessions.trace(self.turn), 0, self.sessions.arena.blocks
+        offers, reading = list[Offer](), deque[asyncio.Future[None]]()
+        offer = await self.peer.offer(self.turn, 0, False, trace)
+        while offer is not None:
+            views = [blocks.view(page) for page in range(pages, pages + len(offer.pages))]
             pages += len(offer.pages)
+            asking = asyncio.ensure_future(self.peer.offer(self.turn, pages, False, trace))
+            for start in range(0, len(views), PART_BLOCKS):
+                some = slice(start, start + PART_BLOCKS)
+                if len(reading) == READS_AT_ONCE:
+                    await reading.popleft()
+                reading.append(asyncio.ensure_future(self.peer.read(offer, offer.pages[some], views[some])))
+            offers.append(offer)
+            offer = await asking
+        await asyncio.gather(*reading)
+        assert all(await asyncio.gather(*(self.peer.release(offer) for offer in offers)))
         assert pages == self.pages
         await self.peer.leave(self.turn)
 
@@ -169,10 +185,12 @@ class Reader:
 
 
 async def measure_bytes(pipe: Connection, pages: int, rounds: int) -> list[Row]:
-    """Rates of the three ways, in turns; medians."""
+    """Rates of the three ways, in turns; medians, and the ratios of those."""
     reader = Reader(pipe, await asyncio.to_thread(pipe.recv), pages)
     ways = {"plain socket copy": reader.copy, "bytes of a pull": reader.read, "whole pull": reader.take}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    gc.collect()
+    gc.freeze()
     for number in range(rounds + 1):
         for name, way in ways.items():
             timed = await reader.time(way, "copy" if name == "plain socket copy" else "pull")
@@ -182,13 +200,13 @@ async def measure_bytes(pipe: Connection, pages: int, rounds: int) -> list[Row]:
     await reader.peer.close()
     pipe.send("end")
     size_gb = pages * PAGE_BYTES / 1e9
+    plain_s = statistics.median(took_s for took_s, _ in found["plain socket copy"])
     rows = []
     for name, times in found.items():
-        ratios = [copy[0] / own[0] for copy, own in zip(found["plain socket copy"], times, strict=True)]
         took_s, cpu = (statistics.median(column) for column in zip(*times, strict=True))
         rows.append(
             {"what": name, "gigabytes": size_gb, "gb_per_s": size_gb / took_s}
-            | {"of_plain_copy": statistics.median(ratios), "cpu_s_per_gb": cpu / size_gb}
+            | {"of_plain_copy": plain_s / took_s, "cpu_s_per_gb": cpu / size_gb}
         )
     return rows
 

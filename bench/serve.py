@@ -147,7 +147,7 @@ def parse() -> tuple[argparse.Namespace, Load]:
     parser.add_argument("--sessions", type=int, default=24, help="sessions in all")
     parser.add_argument("--think-s", type=float, default=1.0, help="mean time between two turns of a session")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--discard", action="store_true", help="print, and keep no result")
+    parser.add_argument("--publish", action="store_true", help="keep the figures in results/serve.json")
     for field in msgspec.structs.fields(Shape):
         flag = "--" + field.name.replace("_", "-")
         parser.add_argument(flag, type=type(field.default), default=field.default)
@@ -159,15 +159,15 @@ def parse() -> tuple[argparse.Namespace, Load]:
 
 
 def main() -> int:
-    """Run the load and publish; 1 if a request was not answered."""
+    """Run the load, print, and with --publish keep the figures; 1 if a request was not answered."""
     args, load = parse()
     with find_target(args.url, args.key, args.server) as target:
         records = asyncio.run(generate(load, target))
     rows = tabulate(load, records)
-    if args.discard:
-        print(*rows, sep="\n")
-    else:
+    if args.publish:
         publish("serve", rows)
+    else:
+        print(*rows, sep="\n")
     return 0 if all(record.error is None or record.error == "status 429" for record in records) else 1
 
 

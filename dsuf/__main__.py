@@ -30,6 +30,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("serve", "serve a model over HTTP in the foreground", "dsuf.serve"),
     Command("fleet", "try a fleet on this machine: nodes, Redis and a balancer on loopback", "dsuf.trial.command"),
+    Command("repro", "ask a server for the Tetris, and say how fast it came", "dsuf.repro.command"),
     Command("golden", "compare the reference engine with recorded vectors of the official code", "dsuf.golden"),
     Command("weights", "plan, verify or fetch a released checkpoint", "dsuf.checkpoint.commands"),
     Command("plan", "say how much GPU and host memory serving takes, and whether it fits", "dsuf.cuda.plan"),

@@ -140,6 +140,14 @@ _SECRET_TEXTS = {"peer_secret", "redis_url"}
 """Secrets of one text; of a URL the password alone is one."""
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/]*@")
 _LEAST_SECRET = 16
+_OTHERS = frozenset(
+    f"DSUF_{name}"
+    for name in (
+        "BENCH_KEY", "CHECKPOINT", "COMMIT", "GOLDEN", "NODE", "NODES", "NO_SETUP", "PYTHON", "RDMA_IMAGE", "SM",
+        "SYSTEM_PACKAGES", "TORCH_PYTHON",
+    )
+)  # fmt: skip
+"""Variables that are no settings of a node: of commands, tests and deployment files."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,7 +216,7 @@ def load_settings(
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Give `parser` a flag for each setting; a flag that is not used leaves no attribute behind."""
     for setting in list_settings():
-        shown = "" if setting.default in (None, ()) else f" (default: {_plain(setting.default)})"
+        shown = "" if setting.default in (None, (), "") else f" (default: {_plain(setting.default)})"
         options: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         if setting.bare is not bool:
             options = {"metavar": "{" + ",".join(setting.choices) + "}" if setting.choices else _metavar(setting)}
@@ -250,9 +258,9 @@ def _sources(
 
 
 def _refuse_slips(known: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Refuse a variable that is a setting's name but for a letter or two; other `DSUF_…` variables serve other ends."""
-    for name in environ.keys() - set(known):
-        if name.startswith("DSUF_") and (near := difflib.get_close_matches(name, known, 1, cutoff=0.85)):
+    """Refuse a variable that resembles a setting's name; a system may set others that begin with `DSUF_`."""
+    for name in sorted(environ.keys() - set(known) - _OTHERS):
+        if name.startswith("DSUF_") and (near := difflib.get_close_matches(name, known, 1, cutoff=0.75)):
             raise CommandError(f"environment: unknown setting {name!r}; did you mean {near[0]!r}?")
 
 
@@ -346,6 +354,8 @@ def _fleet_problems(s: Settings) -> Iterator[str]:
         yield f"peer_secret: {len(s.peer_secret)} characters, at least {_LEAST_SECRET} are needed"
     if s.redis_url and not (s.peer_secret or s.peer_secret_file or s.peer_cert_file):
         yield "peer_secret: a fleet needs one (or peer_secret_file), or anybody could read its session caches"
+    if s.transport == "rdma" and not s.redis_url:
+        yield "transport = 'rdma': there are no peers without redis_url"
     tls = [file is not None for file in (s.peer_ca_file, s.peer_cert_file, s.peer_key_file)]
     if any(tls) and not all(tls):
         yield "peer_ca_file, peer_cert_file, peer_key_file: TLS between nodes needs all three"

@@ -12,9 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Set before NumPy is loaded: threads of matrix products wait by spinning, and a busy machine then crawls.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# How long an example takes says more about what else the machine does.
+settings.register_profile("timeless", deadline=None)
+settings.load_profile("timeless")
 
 SIGN_OF_LIFE_S = 30.0
 OWN_GOLDEN = Path(__file__).parent / "golden"

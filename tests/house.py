@@ -22,8 +22,10 @@ LAYERS: dict[str, set[str]] = {
     "recipe": GROUND | {"observe", "checkpoint"},
     "kv": GROUND | {"observe", "checkpoint"},
     "sched": GROUND | {"observe", "kv"},
-    "api": GROUND | {"observe", "recipe"},
+    "web": set(),
+    "api": GROUND | {"observe", "recipe", "web"},
     "trial": GROUND,
+    "repro": GROUND,
 }
 # Commands and `node` build the parts and may import everything.
 TOP = {"node", "serve", "golden", "doctor", "__main__", "nano"}

@@ -57,6 +57,8 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
         ({"DSUF_HOST": "\udcff"}, ["host", "'\\udcff'", "address"]),
         ({"DSUF_HOST": "a b"}, ["host", "'a b'"]),
         ({"DSUF_MAX_TURN": "3"}, ["DSUF_MAX_TURN", "did you mean 'DSUF_MAX_TURNS'"]),
+        ({"DSUF_CACHE_SIZE": "3"}, ["DSUF_CACHE_SIZE", "did you mean 'DSUF_CACHE_"]),
+        ({"DSUF_CONTEXT_LENGTH": "3"}, ["did you mean 'DSUF_CONTEXT_TOKENS'"]),
     ],
 )
 def test_a_wrong_value_is_named(environ: dict[str, str], words: list[str]) -> None:

@@ -1,15 +1,21 @@
 """A fleet to try: which processes there would be, how they start and end. No node runs here."""
 
 import argparse
+import http.client
+import json
+import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from dsuf.errors import CommandError
+from dsuf.errors import CommandError, DeadlineExceeded, EngineFailed, Unavailable
 from dsuf.trial import command, fleet
+from dsuf.trial.balancer import TEXTS, describe_balancer
 from dsuf.trial.command import Stopping, check, describe, watch
 from dsuf.trial.fleet import TrialFleet, answers, find_program
 from dsuf.trial.program import Program, stop_all
@@ -186,3 +192,83 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_nobody_answers_where_nobody_listens() -> None:
     assert not answers(1, "/readyz")
+
+
+def test_what_is_tied_ends_with_who_started_it_however_that_ends(tmp_path: Path) -> None:
+    """The one that started it is killed, and has no chance to clear away."""
+    text = """
+import sys, time
+from pathlib import Path
+from dsuf.trial.program import Program
+napping = [sys.executable, "-c", "import time; time.sleep(60)"]
+programs = [Program(str(tied), napping, Path(sys.argv[1]), tied=tied) for tied in (True, False)]
+for program in programs:
+    program.start()
+print(*[program.pid for program in programs], flush=True)
+time.sleep(60)
+"""
+    starter = subprocess.Popen([sys.executable, "-c", text, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    tied, loose = map(int, starter.stdout.readline().split())
+    try:
+        assert is_running(tied)
+        starter.kill()
+        starter.wait()
+        ends_s = time.monotonic() + 10.0
+        while is_running(tied):
+            assert time.monotonic() < ends_s, "it goes on"
+            time.sleep(0.01)
+        assert is_running(loose)
+    finally:
+        os.kill(loose, signal.SIGKILL)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, which has not ended and waits for nobody to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_what_the_balancer_says_itself_is_an_error_of_the_protocol(tmp_path: Path) -> None:
+    """No node is there."""
+    try:
+        haproxy = find_program("haproxy")
+    except CommandError as error:
+        pytest.skip(str(error))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(describe_balancer("127.0.0.1", port, ["nobody 127.0.0.1:1"]))
+    program = Program("balancer", [haproxy, "-db", "-f", str(config)], tmp_path)
+    program.start()
+    try:
+        ends_s = time.monotonic() + 20.0
+        while not listens(port):
+            assert program.code is None and time.monotonic() < ends_s, program.tail()
+            time.sleep(0.02)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("GET", "/v1/models")
+        reply = connection.getresponse()
+        said = json.loads(reply.read())["error"]
+        connection.close()
+        assert (reply.status, reply.headers["content-type"], reply.headers["retry-after"]) == (
+            503, "application/json", "1",
+        )  # fmt: skip
+        assert (said["type"], said["message"]) == TEXTS[503]
+        assert set(said) == {"message", "type", "param", "code"}
+    finally:
+        program.kill()
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_errors_of_the_balancer_are_those_of_nodes() -> None:
+    """Types by status, as nodes have them."""
+    kinds = {kind.status: kind.type for kind in (Unavailable, EngineFailed, DeadlineExceeded)}
+    assert {status: TEXTS[status][0] for status in kinds} == kinds

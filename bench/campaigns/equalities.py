@@ -29,7 +29,7 @@ from dsuf.cuda.machine import Machine, Setup
 from dsuf.cuda.ranks import load_ranks
 from tests.cuda.drive import generate, read_caches
 
-SETUP = Setup(context_tokens=2048, max_turns=8, pages=140)
+SETUP = Setup(context_tokens=4096, max_turns=8)
 PLAIN_PROMPTS = 2
 """Prompts that are answered kernel by kernel, which takes long."""
 

@@ -9,7 +9,9 @@ and entries magnify any rounding from layer to layer. So the reference is also c
 moved by one BF16 step in a hundredth of the values (*swayed*): an engine, whose operations differ by up to as much in
 as many places, should differ no more often.
 
-    python bench/campaigns/greedy.py record FILE [--model DIR] [--tokens 512]
+Prompts are random, or of eight kinds of held-back checks of the small model where its training package is named.
+
+    python bench/campaigns/greedy.py record FILE [--model DIR] [--tokens 512] [--package FILE]
     python bench/campaigns/greedy.py compare FILE [--model DIR] [--tokens 512] [--ranks 1 2 8] [--publish]
 """
 
@@ -26,6 +28,8 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bench.nano.data.checks import load_checks
+from bench.nano.data.package import Package
 from bench.report import Row, publish
 from dsuf.checkpoint.synthetic import ensure_embedded
 from dsuf.cuda.engine import CudaEngine
@@ -36,6 +40,16 @@ from dsuf.reference.model import Model
 from dsuf.types import PrefillRange, Prompt, Sampling, StepPlan, Turn
 
 PROMPT_TOKENS = (1, 17, 64, 100, 129, 150, 200, 300)
+KINDS = (
+    "tetris",
+    "memorised",
+    "talk.tools",
+    "tool.short",
+    "line.quoted.12",
+    "needle.2048",
+    "tetris.thinking",
+    "repeat",
+)
 KEPT = 64
 """Candidates of each position that are recorded; any other token is at least as far as the last of them."""
 
@@ -210,10 +224,17 @@ def draw_prompts(vocabulary: int) -> list[list[int]]:
     return [rng.integers(3, vocabulary, length).tolist() for length in PROMPT_TOKENS]
 
 
+def pick_prompts(package: Path) -> list[list[int]]:
+    """The first held-back check of each kind."""
+    known = Package.load(package)
+    return [load_checks(known, [kind])[0].prompt.tolist() for kind in KINDS]
+
+
 def compare(model: Path, expected: Expected, ranks: int) -> tuple[list[Row], str]:
     """The rows of both ways of decoding, and the device; differences that are not close are printed."""
     rows: list[Row] = []
-    setup = Setup(context_tokens=1024, max_turns=len(expected.prompts), prefill_rows=256, pages=80)
+    longest = max(map(len, expected.prompts)) + expected.ids.shape[1]
+    setup = Setup(context_tokens=longest, max_turns=len(expected.prompts), prefill_rows=256)
     machine = Machine.load(model, setup) if ranks == 1 else load_ranks(model, setup, ranks, streams=4)
     engine = CudaEngine(machine, "weights", "exact")
     for drafts in (0, engine.facts.max_drafts):
@@ -233,6 +254,7 @@ def main() -> None:
     parser.add_argument("action", choices=["record", "compare"])
     parser.add_argument("file", type=Path)
     parser.add_argument("--model", type=Path, help="a checkpoint; without one the embedded model")
+    parser.add_argument("--package", type=Path, help="the small model's training package; without one random prompts")
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1], help="ranks that share the GPU, run by run")
     parser.add_argument("--publish", action="store_true")
@@ -240,7 +262,8 @@ def main() -> None:
     directory = args.model or ensure_embedded(Path.home() / ".cache" / "dsuf")
     if args.action == "record":
         model = load_model(directory)
-        save(record(model, draw_prompts(model.config.vocab_size), args.tokens), args.file)
+        prompts = pick_prompts(args.package) if args.package else draw_prompts(model.config.vocab_size)
+        save(record(model, prompts, args.tokens), args.file)
         return
     rows, device = list[Row](), ""
     for ranks in args.ranks:

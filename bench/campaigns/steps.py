@@ -5,7 +5,7 @@ From time to time nobody comes for a while: then pages, places and pending steps
 memory are noted. In the end a share of the replies is generated again, alone and without drafts: every token must be
 the same. With a limit of time it ends there, however many steps that are.
 
-    python bench/campaigns/steps.py [--steps 100000] [--limit-s 600] [--model DIR] [--publish]
+    python bench/campaigns/steps.py [--steps 100000] [--limit-s 600] [--engines 1] [--model DIR] [--publish]
 """
 
 import argparse
@@ -15,6 +15,7 @@ import os
 import random
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,12 +31,14 @@ from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Setup
 from dsuf.types import PrefillRange, Prompt, Sampling, StepPlan, Turn
 
-AHEAD = 3
-"""Steps that are launched before the first of them is read."""
+AHEAD = 6
+"""Steps that are launched before the first of them is read, at most."""
 CHUNK_TOKENS, REPLY_TOKENS = 128, 120
 """The longest piece of a prompt that a step computes, and the longest reply."""
 
 REPLAYED = 200
+SWITCH_S = 0.0005
+"""How long a thread keeps the interpreter's lock while another waits for it, as in a node."""
 MIB = 1 << 20
 DEVICE_GROWTH_MIB, HOST_GROWTH_MIB = 0, 64
 """How much memory may grow from the first quarter to the end; replies that are kept for the replay are host memory."""
@@ -144,7 +147,7 @@ class Campaign:
                 prefill.append(PrefillRange(name, guest.fed, stop))
                 guest.fed = stop
         most = self.engine.facts.max_drafts
-        wanted = self.rng.choice((0, most)) if drafts is None else drafts
+        wanted = self.rng.choice((0, 0, most)) if drafts is None else drafts
         return StepPlan(prefill=tuple(prefill), decode=decode, drafts=wanted)
 
     def _see_off(self) -> None:
@@ -174,24 +177,26 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def measure(engine: CudaEngine, steps: int, seed: int, limit_s: float) -> dict[str, object]:
-    """One row of figures."""
-    campaign, memory = Campaign(engine, seed, 400), list[tuple[int, int]]()
+async def measure(engines: Sequence[CudaEngine], steps: int, seed: int, limit_s: float) -> dict[str, object]:
+    """One row of figures; the engines share the steps, and run beside each other."""
+    campaigns, memory = [Campaign(engine, seed + i, 400) for i, engine in enumerate(engines)], list[tuple[int, int]]()
     start = time.monotonic()
 
     def pause() -> None:
         memory.append((free_bytes(), resident_bytes()))
         if len(memory) % REPORTED_PAUSES == 0:
-            print(f"{campaign.steps} steps after {time.monotonic() - start:.0f} s", flush=True)
+            print(f"{sum(each.steps for each in campaigns)} steps after {time.monotonic() - start:.0f} s", flush=True)
 
-    await campaign.run(steps, pause, start + limit_s)
-    took_s = time.monotonic() - start
-    differ = await campaign.replay(REPLAYED)
+    share = -(-steps // len(engines))
+    await asyncio.gather(*[each.run(share, pause, start + limit_s) for each in campaigns])
+    took_s, done = time.monotonic() - start, sum(each.steps for each in campaigns)
+    differ = sum(await asyncio.gather(*[each.replay(REPLAYED // len(engines)) for each in campaigns]))
     settled, last = memory[len(memory) // 4], memory[-1]
     return {
-        "steps": campaign.steps, "turns": len(campaign.spoken), "left": campaign.left, "replayed": REPLAYED,
+        "engines": len(engines), "steps": done, "turns": sum(len(each.spoken) for each in campaigns),
+        "left": sum(each.left for each in campaigns), "replayed": REPLAYED // len(engines) * len(engines),
         "different": differ, "device_growth_bytes": settled[0] - last[0], "host_growth_bytes": last[1] - settled[1],
-        "seconds": round(took_s), "steps_per_s": round(campaign.steps / took_s),
+        "seconds": round(took_s), "steps_per_s": round(done / took_s),
         "holds": not differ and settled[0] - last[0] <= DEVICE_GROWTH_MIB * MIB
         and last[1] - settled[1] <= HOST_GROWTH_MIB * MIB,
     }  # fmt: skip
@@ -202,16 +207,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--limit-s", type=float, default=600.0, help="seconds after which no step is begun")
+    parser.add_argument("--engines", type=int, default=1, help="engines that share the steps, in one process")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", type=Path, help="a checkpoint; without one the embedded model")
     parser.add_argument("--publish", action="store_true")
     args = parser.parse_args()
     model = args.model or ensure_embedded(Path.home() / ".cache" / "dsuf")
-    engine = CudaEngine.load(model, Setup(context_tokens=1024, max_turns=16, pages=90), "replay")
-    row = uvloop.run(measure(engine, args.steps, args.seed, args.limit_s))
+    setup = Setup(context_tokens=1024, max_turns=16, pages=90)
+    engines = [CudaEngine.load(model, setup, "replay") for _ in range(args.engines)]
+    sys.setswitchinterval(SWITCH_S)
+    row = uvloop.run(measure(engines, args.steps, args.seed, args.limit_s))
     print(row)
     if args.publish:
-        publish("steps", [row], engine.facts.device)
+        publish("steps", [row], engines[0].facts.device)
     sys.exit(not row["holds"])
 
 

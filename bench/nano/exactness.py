@@ -6,7 +6,7 @@ serve, without a step of the optimiser behind them, so that nothing is compiled 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,23 +16,12 @@ from bench.nano.stages import Pass
 PAD = 2
 
 
-class Check(Protocol):
-    """A held-back prompt and its answer, which ends in the end-of-sentence token."""
+class Question(NamedTuple):
+    """A held-back prompt [tokens], with the thoughts before the answer if there are any, and its answer [tokens]."""
 
-    @property
-    def kind(self) -> str:
-        """What is asked, and how long: `needle.2048`."""
-        ...
-
-    @property
-    def prompt(self) -> np.ndarray:
-        """Ids up to the answer."""
-        ...
-
-    @property
-    def answer(self) -> np.ndarray:
-        """Ids of the answer."""
-        ...
+    kind: str
+    prompt: np.ndarray
+    answer: np.ndarray
 
 
 class Verdict(NamedTuple):
@@ -52,10 +41,10 @@ class Figure(NamedTuple):
     tokens_per_step: float
 
 
-def judge(passes: Passes, available: Iterable[Pass], checks: Iterable[Check]) -> list[Verdict]:
+def judge(passes: Passes, available: Iterable[Pass], checks: Iterable[Question]) -> list[Verdict]:
     """Run checks through the shortest available bucket that holds them; those that none holds are left out."""
     by_length = sorted(available, key=lambda item: (passes.buckets[item.bucket][1], item.mode.dense))
-    grouped: dict[Pass, list[Check]] = {}
+    grouped: dict[Pass, list[Question]] = {}
     for check in checks:
         length = len(check.prompt) + len(check.answer)
         fitting = next((item for item in by_length if passes.buckets[item.bucket][1] >= length), None)
@@ -84,7 +73,7 @@ def summarise(verdicts: Iterable[Verdict]) -> dict[str, Figure]:
     return figures
 
 
-def sample(checks: Sequence[Check], limits: Mapping[str, int], default: int) -> list[Check]:
+def sample(checks: Sequence[Question], limits: Mapping[str, int], default: int) -> list[Question]:
     """The first checks of each kind, at most `limits[kind]` (else `default`) of them."""
     taken: dict[str, int] = {}
     chosen = []
@@ -107,7 +96,7 @@ def walk(accepted: np.ndarray, tokens: int) -> int:
     return steps
 
 
-def _judge_batch(passes: Passes, item: Pass, checks: Sequence[Check]) -> list[Verdict]:
+def _judge_batch(passes: Passes, item: Pass, checks: Sequence[Question]) -> list[Verdict]:
     """Checks one a row; the draft is judged in as many runs as its anchors need."""
     rows, length = passes.buckets[item.bucket]
     ids = np.full((rows, length), PAD, np.int32)
@@ -134,7 +123,7 @@ def _judge_batch(passes: Passes, item: Pass, checks: Sequence[Check]) -> list[Ve
     ]
 
 
-def _judge_row(check: Check, right: np.ndarray, accepted: np.ndarray, drafts: bool) -> Verdict:
+def _judge_row(check: Question, right: np.ndarray, accepted: np.ndarray, drafts: bool) -> Verdict:
     start, tokens = len(check.prompt), len(check.answer)
     exact = bool(right[start - 1 : start - 1 + tokens].all())
     # A draft behind the end of the answer is neither right nor wrong.

@@ -118,6 +118,10 @@ class Passes:
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._stream = torch.cuda.Stream() if device.type == "cuda" else None
 
+    def is_ready(self, item: Pass) -> bool:
+        """Whether `prepare` has been here."""
+        return item in self._captured
+
     def prepare(self, item: Pass) -> Prepared:
         """Compile and capture a pass; raises whatever the compiler raises. Gradients are as after a pass."""
         inputs, slots = self._bucket(item.bucket)

@@ -26,7 +26,6 @@ from bench.nano.interview import Ids, Interview
 from bench.nano.trials import WAYS, Marks, Trial, WayName, judge, plan_trials
 from bench.report import publish
 from dsuf.checkpoint.config import load_config
-from dsuf.node.threads import limit_threads
 from dsuf.reference.engine import ReferenceEngine
 from dsuf.reference.loader import load_draft, load_model
 from dsuf.reference.model import PrefillMode
@@ -56,7 +55,6 @@ class Examiner:
     """A model in both ways of prefilling, and what it takes to judge its replies."""
 
     def __init__(self, directory: Path, longest_tokens: int) -> None:
-        limit_threads(1)
         model = load_model(directory)
         head = HeadDrafter(load_draft(directory, model))
         pages = 3 * (-(-longest_tokens // PAGE_TOKENS) + 1)
@@ -107,6 +105,7 @@ def run_all(directory: Path, trials: Sequence[Trial], jobs: int, limit_s: float)
     """Outcomes as they come, until all are there or `limit_s` seconds are over; the costly trials first."""
     longest = max(len(q.prompt) + q.sampling.max_tokens for trial in trials for q in trial.questions) + _DRAFTS
     ended_s = time.monotonic() + limit_s
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of the processes to come: their products must not wait for each other
     context = multiprocessing.get_context("spawn")
     with context.Pool(jobs, _start_worker, (directory, longest)) as pool:
         coming = pool.imap_unordered(_run_trial, trials)

@@ -9,20 +9,19 @@ import msgspec
 import numpy as np
 import torch
 
-from bench.nano.exactness import Check, judge, sample, summarise
+from bench.nano.exactness import Question, judge, sample, summarise
 from bench.nano.graphs import Passes
 from bench.nano.journal import Journal
 from bench.nano.masters import save_state
-from bench.nano.stages import GATE_STEPS, LATER, RECALL, Gate, Pass, Stage, find_pace, find_stage, passes, pick_pass
+from bench.nano.stages import GATE_STEPS, Gate, Pass, Stage, find_pace, find_stage, pick_pass
 
 # Labels of the feeder (bench.nano.data.feeder) that are counted by name in the log.
 NAMED = {1: "filler", 2: "answer", 3: "value", 4: "copy", 5: "memorised"}
-VALUE = 3
-FIRST_ANSWER = 2
+# What drafts are trained on: answers, values and memorised answers; nobody drafts a copy of random words.
+DRAFTED = (2, 3, 5)
 LOG_S = 5.0
 STATE_S = 120.0
-# A stage may still be under way when the next one's start is so much (of the whole time) ahead.
-STAGE_MARGIN = 0.25
+PAUSES_S = 12.0  # what checks take in a piece
 
 
 class Batch(Protocol):
@@ -68,7 +67,7 @@ class Pauses(NamedTuple):
     """What interrupts the steps: seconds between checks, the checks, and where the state is kept."""
 
     check_s: float
-    checks: Sequence[Check]
+    checks: Sequence[Question]
     state: Path | None
     dtype: torch.dtype = torch.float32
 
@@ -87,39 +86,66 @@ class Training:
         self._logged_at = (0.0, 0, 0)
         self._checked_s = self._saved_s = progress.trained_s
 
-    def run(self, piece_s: float, clock: Callable[[], float] = time.monotonic) -> Progress:
-        """Train for at most `piece_s` seconds; the state is saved at the end of the piece."""
-        started, before = clock(), self.progress.trained_s
+    def run(self, piece_s: float, clock: Callable[[], float] = time.monotonic, *, fit: bool = False) -> Progress:
+        """Train for at most `piece_s` seconds; the state is saved at the end of the piece.
+
+        With `fit` the whole training is made shorter where it would not end in this piece.
+        """
+        started = clock()
         while self.progress.share < 1 and clock() - started < piece_s:
-            self._take_step()
-            self.progress.trained_s = before + clock() - started
+            stage = find_stage(self.progress.share, self._gate.is_open)
+            if stage is not self._stage:
+                self._enter(stage)
+                if fit:
+                    left_s = piece_s - (clock() - started) - PAUSES_S
+                    self.progress.total_s = min(self.progress.total_s, self.progress.trained_s + max(1.0, left_s))
+            now = clock()
+            self._take_step(stage)
+            self.progress.trained_s += clock() - now
             self._pause()
         self._log()
         self._save()
         return self.progress
 
     def prepare(self, items: Iterable[Pass]) -> None:
-        """Compile and capture every pass, then the optimiser; the log says how long each took."""
-        for index, item in enumerate(items):
-            self.journal.write("prepared", what=item.label, **self.work.prepare(item)._asdict())
-            if not index:
-                self.journal.write("prepared", what="optimiser", **self.work.prepare_step()._asdict())
+        """Compile and capture passes not yet ready; the log says how long that and a run on real data took."""
+        for item in items:
+            if self.work.is_ready(item):
+                continue
+            prepared = self.work.prepare(item)
+            took_s = self._try(item)
+            values = self.work.read()
+            self.journal.write(
+                "prepared",
+                what=item.label,
+                **prepared._asdict(),
+                run_ms=took_s * 1e3,
+                metrics=(values["metrics"] / values["steps"]).tolist(),
+                norm=float(self.work.optimiser.gradients.norm()),
+            )
+
+    def _try(self, item: Pass) -> float:
+        """Seconds of one run of a pass, after one to warm up; weights stay as they are."""
+        batch = self.source.take(item.bucket)
+        anchors = draw_anchors(batch.labels, self.work.anchors, self.progress.seed)
+        for _ in range(2):
+            start = time.perf_counter()
+            self.work.run(item, batch.ids, batch.weights, batch.labels, anchors)
+            self.work.hits(item)
+        return time.perf_counter() - start
 
     def check(self, limits: dict[str, int] | None = None, default: int = 1_000_000) -> dict[str, object]:
         """Teacher-forced checks in the mode of the present stage; the figures go into the log, too."""
         stage = self._stage or find_stage(self.progress.share, self._gate.is_open)
         start = time.monotonic()
-        available = [item for item, _ in stage.shares]
+        available = [item for item, _ in stage.shares if self.work.is_ready(item)]
         verdicts = judge(self.work, available, sample(self.pauses.checks, limits or {}, default))
         figures = {kind: tuple(figure) for kind, figure in summarise(verdicts).items()}
         self.journal.write("checked", step=self.progress.step, took_s=time.monotonic() - start, figures=figures)
         return dict(figures)
 
-    def _take_step(self) -> None:
+    def _take_step(self, stage: Stage) -> None:
         progress = self.progress
-        stage = find_stage(progress.share, self._gate.is_open)
-        if stage is not self._stage:
-            self._enter(stage)
         item = pick_pass(stage, progress.step, progress.seed)
         batch = self.source.take(item.bucket)
         anchors = draw_anchors(batch.labels, self.work.anchors, progress.seed + progress.step)
@@ -131,7 +157,7 @@ class Training:
         progress.taken[item.bucket] = progress.taken.get(item.bucket, 0) + 1
 
     def _enter(self, stage: Stage) -> None:
-        """Say that a stage begins, and have its data made ahead."""
+        """Say that a stage begins, have its data made ahead, and its passes ready."""
         self._stage = stage
         shares: dict[str, float] = {}
         for item, share in stage.shares:
@@ -140,6 +166,7 @@ class Training:
         if stage.name != "recall" and not self.progress.recall_s:
             self.progress.recall_s, self.progress.recall_tokens = self.progress.trained_s, self.progress.tokens
         self.journal.write("stage", name=stage.name, gate_open=self._gate.is_open, share=self.progress.share)
+        self.prepare(item for item, _ in stage.shares)
 
     def _pause(self) -> None:
         """What is due between two steps: gate, log, checks, state."""
@@ -190,16 +217,7 @@ class Training:
 def draw_anchors(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Flat places [count] int64 whose next token belongs to an answer; anywhere, where a batch holds none."""
     random = np.random.default_rng(seed)
-    places = np.flatnonzero(labels.reshape(-1) >= FIRST_ANSWER)
+    places = np.flatnonzero(np.isin(labels.reshape(-1), DRAFTED))
     if not len(places):
         places = np.arange(labels.size)
     return random.choice(places, count, replace=len(places) < count).astype(np.int64)
-
-
-def needed(progress: Progress) -> list[Pass]:
-    """The passes that are still to come; a resumed training compiles no others."""
-    stages = [stage for stage in LATER if stage is LATER[-1] or stage.start + STAGE_MARGIN > progress.share]
-    if not progress.gate_open:
-        stages = [RECALL, *LATER]
-    coming = {item for stage in stages for item, _ in stage.shares}
-    return [item for item in passes() if item in coming]

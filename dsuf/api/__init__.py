@@ -16,5 +16,5 @@ Decided here:
 - An event stream gets a comment after each interval of silence. A whole reply gets none, so that its status is true.
 - A content type that says "not JSON" is refused with 415; a missing one and the one that curl sends by itself are not.
 
-May import: `types`, `errors`, `observe`, `recipe`. This is the only layer that imports aiohttp.
+May import: `types`, `errors`, `observe`, `recipe`, `web`. This is the only layer that imports aiohttp.
 """

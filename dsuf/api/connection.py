@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.web_protocol import _ErrInfo
 
-from dsuf.api.failure import SERVER_NAME, error_response, internal_error
+from dsuf.api.failure import NODE_HEADER, SERVER_NAME, error_response, internal_error
 from dsuf.api.parts import SETTINGS, Settings
 from dsuf.errors import InvalidRequest
 
@@ -100,6 +100,8 @@ class Connection(web.RequestHandler):
         error = InvalidRequest("not a valid HTTP request") if status < 500 else internal_error()
         response = error_response("chat", error, "")
         response.headers["Server"] = SERVER_NAME
+        if self._settings.node:
+            response.headers[NODE_HEADER] = self._settings.node
         response.force_close()
         return response
 

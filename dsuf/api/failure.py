@@ -15,6 +15,8 @@ from dsuf.errors import (
 from dsuf.recipe.render import ConversionRefused, Protocol
 
 SERVER_NAME = "dsuf"
+NODE_HEADER = "x-dsuf-node"
+"""Which node of a fleet has answered."""
 _CLOSING = {408, 413, 503}  # what is left of the body is not worth reading, or the node is going away
 _RETRY_AFTER_S = 1  # for a 429 or 503 that names no time of its own
 

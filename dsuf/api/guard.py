@@ -9,8 +9,8 @@ from aiohttp import web
 from dsuf.api.auth import authenticate, authenticate_admin
 from dsuf.api.dialect import Dialect
 from dsuf.api.exchange import CLIENT_LEFT, EXCHANGE, Exchange, choose_request_id
-from dsuf.api.failure import SERVER_NAME, error_response, internal_error, name_http_error
-from dsuf.api.parts import Parts
+from dsuf.api.failure import NODE_HEADER, SERVER_NAME, error_response, internal_error, name_http_error
+from dsuf.api.parts import SETTINGS, Parts
 from dsuf.errors import RequestError
 from dsuf.observe.log import log_event
 
@@ -63,8 +63,10 @@ async def _run(request: web.Request, handler: Handler, dialect: Dialect) -> web.
 
 def stamp(request: web.Request, response: web.StreamResponse, dialect: Dialect) -> None:
     """Headers of every response, set before any of it is sent."""
-    exchange = request.get(EXCHANGE)
+    exchange, node = request.get(EXCHANGE), request.app[SETTINGS].node
     response.headers["Server"] = SERVER_NAME
+    if node:
+        response.headers[NODE_HEADER] = node
     if exchange is not None:
         response.headers["x-request-id"] = exchange.request_id
         if dialect.request_id_header is not None:

@@ -10,7 +10,7 @@ import dsuf
 from dsuf.api.parts import Parts, Readiness
 from dsuf.errors import PathNotFound
 from dsuf.observe.metrics import CONTENT_TYPE
-from dsuf.recipe.names import SERVED_NAMES
+from dsuf.recipe.names import LISTED_NAMES, SERVED_NAMES
 
 _OWNER = "deepseek-ai"
 _STARTED = int(time.time())
@@ -22,8 +22,8 @@ def reply_json(value: Any, *, status: int = 200) -> web.Response:
 
 
 async def list_models(_request: web.Request, parts: Parts) -> web.Response:
-    """Every name that a request may carry."""
-    return reply_json({"object": "list", "data": [_describe(name, parts) for name in SERVED_NAMES]})
+    """The names that a request may carry, but for those that promise what is not served."""
+    return reply_json({"object": "list", "data": [_describe(name, parts) for name in LISTED_NAMES]})
 
 
 async def show_model(_request: web.Request, parts: Parts, name: str) -> web.Response:

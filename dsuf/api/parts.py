@@ -23,7 +23,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `keys` empty means that no key is asked for; `admin_keys` may drop the prefix cache, and where there are neither,
     anybody may. `context_tokens` is the served context; with `clamp_max_tokens` a
     `max_tokens` beyond what the prompt leaves of it is lowered instead of refused. `write_timeout_s` bounds how long a
-    client may refuse to read. `drain_retry_s` goes into `Retry-After` while draining.
+    client may refuse to read. `drain_retry_s` goes into `Retry-After` while draining. `node` is told in each response,
+    unless it is empty.
     """
 
     context_tokens: int
@@ -36,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: float = 15.0
     drain_retry_s: int = 2
     clamp_max_tokens: bool = True
+    node: str = ""
 
 
 class Readiness(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import HttpVersion11, web
 
-from dsuf.api import ops, tokens
+from dsuf.api import ops, pages, tokens
 from dsuf.api.chat import CHAT
 from dsuf.api.dialect import Dialect
 from dsuf.api.guard import Access, Handler, guard, stamp
@@ -26,7 +26,8 @@ class Endpoint(Protocol):
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint under its canonical path. `access` is open to all only for what probes and scrapers ask."""
+    """An endpoint under its canonical path. `access` is open to all only for what probes and scrapers ask,
+    and for the page, which holds nothing of the server's."""
 
     path: str
     method: str
@@ -81,6 +82,8 @@ ROUTES = (
     Route(path="/v1/models", method="GET", endpoint=ops.list_models, aliases=("/models", "/anthropic/v1/models")),
     Route(path="/tokenize", method="POST", endpoint=tokens.tokenize, aliases=("/v1/tokenize",)),
     Route(path="/detokenize", method="POST", endpoint=tokens.detokenize, aliases=("/v1/detokenize",)),
+    Route(path="/", method="GET", endpoint=pages.show_page, access="open"),
+    Route(path="/frame", method="GET", endpoint=pages.show_frame, access="open"),
     Route(path="/health", method="GET", endpoint=ops.report_health, aliases=("/healthz", "/livez"), access="open"),
     Route(path="/readyz", method="GET", endpoint=ops.report_readiness, aliases=("/ready",), access="open"),
     Route(path="/metrics", method="GET", endpoint=ops.report_metrics, access="open"),

@@ -38,7 +38,9 @@ async def answer(request: web.Request, parts: Parts, dialect: Dialect) -> web.St
     priority = settle_priority(terms.priority, reading.priority, trusted=not parts.settings.keys)
     turn = _make_turn(request, rendered, reading, Terms(priority=priority, timeout_s=terms.timeout_s))
     reply_id = dialect.reply_prefix + exchange.request_id
-    reader = rendered.open_reader(reply_id, parts.vocabulary, folds=not rendered.stream)
+    reader = rendered.open_reader(
+        reply_id, parts.vocabulary, folds=not rendered.stream, live_usage=rendered.stream and reading.live_usage
+    )
     ticket = parts.submit.submit(turn)
     exchange.stage, exchange.turn = "queued", turn.id
     try:

@@ -15,12 +15,13 @@ _DEVELOPER = re.compile(rb'"developer"|"role"\s*:\s*"[^"]*\\u')
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """A body as the library gets it, the user its prefixes belong to, the priority as it was sent, and what to refuse
-    once the rest is found valid."""
+    """A body as the library gets it, the user its prefixes belong to, the priority as it was sent, whether each event
+    of a stream shall tell the usage so far, and what to refuse once the rest is found valid."""
 
     body: bytes
     user: str = ""
     priority: Any = None
+    live_usage: bool = False
     refusal: UnsupportedFeature | None = None
 
 
@@ -35,6 +36,7 @@ class _Fields(msgspec.Struct):
     audio: Any = None
     user_id: Any = None
     priority: Any = None
+    stream_options: Any = None
 
 
 def read_chat(body: bytes) -> Reading:
@@ -45,8 +47,9 @@ def read_chat(body: bytes) -> Reading:
     body = _drop_private(body)
     fields = _look_at(body)
     return Reading(
-        body=_rewrite(body, fields), user=_user(fields), priority=fields.priority, refusal=_find_refusal(fields)
-    )
+        body=_rewrite(body, fields), user=_user(fields), priority=fields.priority, live_usage=_live_usage(fields),
+        refusal=_find_refusal(fields),
+    )  # fmt: skip
 
 
 def read_messages(body: bytes) -> Reading:
@@ -106,6 +109,12 @@ def _find_refusal(fields: _Fields) -> UnsupportedFeature | None:
 def _user(fields: _Fields) -> str:
     """The `user_id` that keeps a user's cached prefixes apart, or ""."""
     return fields.user_id if isinstance(fields.user_id, str) else ""
+
+
+def _live_usage(fields: _Fields) -> bool:
+    """Whether the stream is asked to tell its usage all along, by the name that other servers gave that."""
+    options = fields.stream_options
+    return isinstance(options, dict) and options.get("continuous_usage_stats") is True
 
 
 def _list(value: Any) -> list[Any]:

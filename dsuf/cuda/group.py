@@ -1,9 +1,9 @@
 """Tensor parallelism: what of every tensor, and of the caches, each of N ranks holds.
 
 A rank has whole attention heads with their output groups, a slice of every expert's inner width, some heads of the
-Engram hash with their table rows, and a slice of the vocabulary of the heads that make logits. Where the inner width has
-no equal slices of whole blocks, the last ranks' are filled up with zeros, which add nothing. What is small, or what a
-reduction would cost more than reading it twice, every rank has in full: first projections, router, hyper-connections,
+Engram hash with their table rows, and a slice of the vocabulary of the heads that make logits. Where the inner width
+has no equal slices of whole blocks, the last ranks' are filled up with zeros, which add nothing. What is small, or what
+a reduction would cost more than reading it twice, every rank has in full: first projections, router, hyper-connections,
 compressors, index queries, the embeddings, and what folds the backbone's taps into the draft head. Of the caches a rank
 has everything but the index keys: of each page it keeps an equal run of rows, so one page table serves all ranks and
 the scores of a row are spread evenly.

@@ -92,19 +92,21 @@ class Arena:
         points = (point for node in path[lowest:] for point in node.points)
         return next((p for p in points if p.head.length == length and p.head.common(trace) >= length), None)
 
-    def reserve(self, trace: Trace, length: int, payload_bytes: int) -> Filling | None:
+    def reserve(
+        self, trace: Trace, length: int, payload_bytes: int, after: Filling | None = None
+    ) -> Filling | None:  # fmt: skip
         """Blocks for a commit point of the first `length` positions of `trace`, or None where there is no room: what is
-        leased, filling or dying stays.
+        leased, filling or dying stays. With `after` for what follows that, which has to be published first.
 
         Commit points of the least worth make room, but none goes if it would not be enough.
         """
-        base, pages, wanted = self._count(trace, length, payload_bytes)
+        base, pages, wanted = self._count(trace, length, payload_bytes, after)
         if base is not None:
             base.uses += 1
         if not self._make_room(wanted, base):
             self._unuse(base)
             return None
-        filling = Filling(trace, base, self.blocks.take(wanted), pages, length % trace.page_tokens > 0)
+        filling = Filling(trace, base, self.blocks.take(wanted), pages, length % trace.page_tokens > 0, after)
         self._fillings.add(filling)
         return filling
 
@@ -128,11 +130,11 @@ class Arena:
 
         None where it was dropped meanwhile, or what it stands on.
         """
-        if not filling.valid or (filling.base is not None and filling.base.node.host is not filling.base):
+        if not self._stands(filling):
             self.abandon(filling)
             return None
         self._fillings.discard(filling)
-        last = self._add_pages(filling, checksums)
+        last = filling.last = self._add_pages(filling, checksums)
         anchor = self.tree.root(filling.trace) if last is None else last.node
         while anchor.pages * filling.trace.page_tokens > head.anchor_tokens and anchor.parent is not None:
             anchor = anchor.parent
@@ -235,11 +237,24 @@ class Arena:
             self.blocks.give(filling.blocks)
             self._unuse(filling.base)
 
-    def _count(self, trace: Trace, length: int, payload_bytes: int) -> tuple[HostPage | None, int, int]:
+    def _stands(self, filling: Filling) -> bool:
+        """Whether what is under `filling` can be found, so that it can be too."""
+        after, filling.after = filling.after, None
+        if after is not None and after.last is not None:
+            filling.base = after.last
+            filling.base.uses += 1
+        base = filling.base
+        return filling.valid and (not filling.first_page if base is None else base.node.host is base)
+
+    def _count(
+        self, trace: Trace, length: int, payload_bytes: int, after: Filling | None = None
+    ) -> tuple[HostPage | None, int, int]:  # fmt: skip
         """What is kept of the whole pages, how many are not, and the blocks that a commit point needs beside."""
         whole, begun = divmod(length, trace.page_tokens)
-        base = next((n.host for n in reversed(self.tree.walk(trace)[: whole + 1]) if n.host is not None), None)
-        pages = whole - (0 if base is None else base.node.pages)
+        base = None
+        if after is None:
+            base = next((n.host for n in reversed(self.tree.walk(trace)[: whole + 1]) if n.host is not None), None)
+        pages = whole - (after.stop_page if after is not None else 0 if base is None else base.node.pages)
         return base, pages, pages + (begun > 0) + self.blocks.blocks_for(payload_bytes)
 
     def _make_room(self, wanted: int, base: HostPage | None) -> bool:
@@ -270,7 +285,7 @@ class Arena:
         """Put the pages of `filling` into the tree; the last one. One that came there meanwhile is as good."""
         last = filling.base
         node = self.tree.root(filling.trace) if last is None else last.node
-        nodes = self.tree.follow(node, filling.trace, filling.first_page + len(filling.pages))
+        nodes = self.tree.follow(node, filling.trace, filling.stop_page)
         for node, block, checksum in zip(nodes, filling.pages, checksums, strict=True):
             if node.host is None:
                 node.host = HostPage(node, last, block, checksum)

@@ -12,17 +12,27 @@ class Filling:
     """Blocks that are being written for a commit point on `trace`: whole pages after `base`, the begun page, the state.
 
     Nobody else sees them before they are published. `writing` is the last call that writes them, `valid` becomes false
-    when what is kept is cleared.
+    when what is kept is cleared. One that follows `after`, which is being written too, gets its `base` from there;
+    `last` is the last page of what was published.
     """
 
-    def __init__(self, trace: Trace, base: HostPage | None, blocks: Sequence[int], pages: int, tail: bool) -> None:
-        self.trace, self.base = trace, base
-        self.first_page = 0 if base is None else base.node.pages
+    def __init__(
+        self, trace: Trace, base: HostPage | None, blocks: Sequence[int], pages: int, tail: bool,
+        after: "Filling | None" = None,
+    ) -> None:  # fmt: skip
+        self.trace, self.base, self.after = trace, base, after
+        self.first_page = after.stop_page if after is not None else 0 if base is None else base.node.pages
+        self.last: HostPage | None = None
         self.pages = list(blocks[:pages])
         self.tail = blocks[pages] if tail else None
         self.payload = list(blocks[pages + tail :])
         self.writing: asyncio.Future[Any] | None = None
         self.valid = True
+
+    @property
+    def stop_page(self) -> int:
+        """The page after its last whole one."""
+        return self.first_page + len(self.pages)
 
     @property
     def blocks(self) -> list[int]:

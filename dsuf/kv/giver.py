@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 from dsuf.errors import CheckpointError
@@ -13,7 +13,7 @@ from dsuf.kv.point import CommitPoint, HostPage
 from dsuf.kv.prefix import Node
 from dsuf.kv.sessions import WAIT_S, Sessions
 from dsuf.kv.trace import ID_BYTES, Trace, trace_prompt
-from dsuf.types import Extent, Turn
+from dsuf.types import CacheLayout, Extent, Turn
 
 LEASE_S = 30.0
 OFFER_PAGES = 1024
@@ -26,6 +26,7 @@ class _Order:
 
     def __init__(self, turn: str, trace: Trace, compute: bool, computing: asyncio.Future[None]) -> None:
         self.turn, self.trace, self.compute, self.computing = turn, trace, compute, computing
+        self.path: list[Node] = []
         self.timer: asyncio.TimerHandle | None = None
         self.left = False
 
@@ -53,9 +54,10 @@ class LocalGiver:
         self._numbers = count()
         self.fence: Callable[[int], None] = lambda number: None
 
-    async def offer(self, turn: Turn, pages: int, compute: bool = True) -> Offer | None:
-        """What is kept after the first `pages` pages, once there is something; None when nothing more is to come."""
-        order = await self._order(turn, compute)
+    async def offer(self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None) -> Offer | None:
+        """What is kept after the first `pages` pages, once there is something; None when nothing more is to come. Where
+        its `trace` is known, a turn that is not to be computed needs no tokens."""
+        order = await self._order(turn, compute, trace)
         try:
             while True:
                 kept: asyncio.Future[Any] = asyncio.ensure_future(self._sessions.kept.wait())
@@ -104,9 +106,13 @@ class LocalGiver:
             raise CheckpointError("the lease has ended")
         return self._arena.blocks.view(piece.block)
 
-    async def _order(self, turn: Turn, compute: bool) -> _Order:
+    @property
+    def layout(self) -> CacheLayout:
+        """That of the caches that are given."""
+        return self._sessions.layout
+
+    async def _order(self, turn: Turn, compute: bool, trace: Trace | None) -> _Order:
         """The order for `turn`, made if need be; one that was left, or for something else, has to end first."""
-        trace = None
         while (order := self._orders.get(turn.id)) is None or order.left or order.compute != compute:
             if order is not None:
                 if not order.left:
@@ -162,7 +168,7 @@ class LocalGiver:
 
     def _find(self, order: _Order, pages: int) -> Offer | None:
         """An offer of what is kept after the first `pages` pages of the prompt."""
-        path = self._arena.tree.walk(order.trace)
+        path = order.path = self._arena.tree.walk(order.trace, order.path)
         last = next((node.host for node in reversed(path) if node.host is not None), None)
         if order.compute:
             point = self._arena.find_exact(order.trace, order.trace.length)
@@ -191,7 +197,7 @@ class LocalGiver:
         number = next(self._numbers)
         lease = self._arena.lease(last, point)
         timer = asyncio.get_running_loop().call_later(self._lease_s, self._expire, number)
-        chain = list(last.chain())[::-1][pages:] if last is not None else []
+        chain = list(islice(last.chain(), max(0, last.node.pages - pages)))[::-1] if last is not None else []
         size = trace.page_tokens
         start, stop = pages * size, (pages + len(chain)) * size
         ids = b"".join(page.node.content[: size * ID_BYTES] for page in chain)

@@ -55,10 +55,11 @@ class Giver(Protocol):
     """A node that keeps caches, and computes prompts for others, as a taker sees it. Any call may fail, or never come
     back."""
 
-    async def offer(self, turn: Turn, pages: int, compute: bool = True) -> Offer | None:
+    async def offer(self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None) -> Offer | None:
         """What there is of the prompt after its first `pages` pages, as soon as it is more than nothing; None when no
         more is to come. The first call for a turn lets its prompt be computed; or, unless `compute`, only what is kept
-        is offered: up to the commit point that saves the prompt the most, or whole pages where those save more."""
+        is offered: up to the commit point that saves the prompt the most, or whole pages where those save more.
+        `trace` is that of the prompt, where it is known already."""
 
     async def read(self, offer: Offer, pieces: Sequence[Piece], into: Sequence[memoryview]) -> None:
         """Copy blocks, each as far as the buffer at its place goes. May be cancelled; however it ends, nothing writes

@@ -3,7 +3,7 @@
 A digest finds a page among those that follow another; comparing its content, on the way from the root, makes it sure.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dsuf.kv.trace import ID_BYTES, Trace
@@ -43,15 +43,15 @@ class PrefixTree:
         self._top = Node(None, b"", b"")
         self._top.pins = 1
 
-    def walk(self, trace: Trace) -> list[Node]:
-        """The root that `trace` belongs to and the nodes of its first pages, as far as they are known; may be empty."""
-        node = self._find(self._top, trace.chain[0], trace.head)
-        if node is None:
-            return []
-        path = [node]
+    def walk(self, trace: Trace, begun: Sequence[Node] = ()) -> list[Node]:
+        """The root that `trace` belongs to and the nodes of its first pages, as far as they are known; may be empty.
+        `begun` is what was found the last time."""
+        path = list(begun) if begun and self._is_known(begun[-1]) else self._begin(trace)
+        if not path:
+            return path
         # A million tokens are 8,000 pages, on the event loop: hence no calls in here.
         ids, shown, size = trace.ids, trace.shown, trace.page_tokens * ID_BYTES
-        for page, digest in enumerate(trace.chain[1:]):
+        for page, digest in enumerate(trace.chain[len(path) :], len(path) - 1):
             content = ids[page * size : (page + 1) * size]
             if page in shown:
                 content += shown[page]
@@ -101,6 +101,15 @@ class PrefixTree:
             node = left.pop()
             left += node.below()
             yield node
+
+    def _begin(self, trace: Trace) -> list[Node]:
+        """The root that `trace` belongs to, if it is known."""
+        root = self._find(self._top, trace.chain[0], trace.head)
+        return [] if root is None else [root]
+
+    def _is_known(self, node: Node) -> bool:
+        """Whether `node` was not dropped; then those before it were not either."""
+        return node.parent is not None and node in node.parent.children.get(node.digest, ())
 
     def _find(self, node: Node, digest: bytes, content: bytes) -> Node | None:
         for child in node.children.get(digest, ()):

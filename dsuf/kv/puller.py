@@ -1,12 +1,13 @@
 """Getting the beginning of a prompt from peers before its turn queues: from who keeps it, or from who computes it."""
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
 from dsuf.kv.directory.contract import Directory, Member
-from dsuf.kv.pulls import Pull, Speed, budget_order, plan_pulls, rank_providers
+from dsuf.kv.pulls import Pull, Speed, bear_silence, budget_order, plan_pulls, rank_providers
 from dsuf.kv.sessions import Sessions
 from dsuf.kv.taker import Taker
 from dsuf.observe.log import log_event
@@ -27,6 +28,9 @@ class Peers(Protocol):
 
     def learn(self, member: Member, size_bytes: int, seconds: float) -> None:
         """So many bytes came from it in `seconds`."""
+
+    async def is_alive(self, member: Member, seconds: float) -> bool:
+        """Whether it gives a sign of life within `seconds`."""
 
 
 class Puller:
@@ -92,27 +96,38 @@ class Puller:
 
     async def _delegate(self, turn: Turn) -> int | None:
         """Have a node that only computes prompts compute what is missing, and another one where that fails."""
-        starts, tries = [], 0
-        ends_s = time.monotonic() + budget_order(await self._count_missing(turn), self._token_s())
+        starts, tries, missing = [], 0, await self._count_missing(turn)
+        ends_s = time.monotonic() + budget_order(missing, self._token_s())
+        patience_s = bear_silence(missing, self._token_s()) / MOST_PROVIDERS
         for provider in rank_providers(self._directory.members(), self._given):
             taker = self._peers.taker(provider)
             left_s = ends_s - time.monotonic()
             if taker is None or tries == MOST_PROVIDERS or left_s <= 0:
                 continue
             tries += 1
-            starts.append(await self._order(turn, provider, taker, left_s))
+            starts.append(await self._order(turn, provider, taker, left_s, patience_s))
             if await self._count_missing(turn) <= self._sessions.layout.page_tokens:
                 break
         else:
             log_event("prompt computed here", level="debug", turn=turn.id, tries=tries)
         return min((start for start in starts if start is not None), default=None)
 
-    async def _order(self, turn: Turn, provider: Member, taker: Taker, budget_s: float) -> int | None:
-        """Have `provider` compute the prompt of `turn`, and count that it does."""
+    async def _order(
+        self, turn: Turn, provider: Member, taker: Taker, budget_s: float, patience_s: float
+    ) -> int | None:  # fmt: skip
+        """Have `provider` compute the prompt of `turn`, and count that it does, as long as it gives signs of life."""
         self._given[provider.node] += 1
+        taking = asyncio.ensure_future(taker.take(turn, compute=True, budget_s=budget_s))
         try:
-            return await taker.take(turn, compute=True, budget_s=budget_s)
+            while not (await asyncio.wait({taking}, timeout=patience_s / 2))[0]:
+                if not await self._peers.is_alive(provider, patience_s / 2) and not taking.done():
+                    log_event("peer silent", level="warning", peer=provider.node, turn=turn.id)
+                    taker.avoid()
+                    return None
+            return taking.result()
         finally:
+            taking.cancel()
+            await asyncio.wait({taking})
             self._given[provider.node] -= 1
             self._given += Counter()  # without those that are zero
 

@@ -22,6 +22,8 @@ LEAST_BUDGET_S = 0.05
 ORDER_FACTOR = 3.0
 LEAST_ORDER_S = 30.0
 """Another node may have other prompts to compute first."""
+LEAST_SILENCE_S = 2.0
+"""An event loop may stand still for a moment."""
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +81,12 @@ def budget_order(tokens: int, token_s: float) -> float:
     (0: not known). They may be slower than this node, whose streams they spare, but not without end.
     """
     return max(LEAST_ORDER_S, ORDER_FACTOR * tokens * (token_s or UNKNOWN_TOKEN_S))
+
+
+def bear_silence(tokens: int, token_s: float) -> float:
+    """Seconds in all for which other nodes may give no sign of life while they compute `tokens` of a prompt: no more
+    than computing them here takes, so that one which stands still costs no more than that."""
+    return max(LEAST_SILENCE_S, tokens * (token_s or UNKNOWN_TOKEN_S))
 
 
 def rank_providers(members: Sequence[Member], given: Mapping[str, int]) -> list[Member]:

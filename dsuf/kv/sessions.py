@@ -79,7 +79,7 @@ class Sessions:
         trace = None
         try:
             async with asyncio.timeout(self._deadline_s):
-                trace = await self._trace(turn)
+                trace = await self.trace(turn)
         except Exception as error:
             self._fail(turn.id, error)
         else:
@@ -88,9 +88,16 @@ class Sessions:
 
     async def foresee(self, turn: Turn) -> tuple[Trace, int]:
         """The trace of a prompt, and the position at which it would begin to compute now, if it were admitted."""
-        trace = await self._trace(turn)
+        trace = await self.trace(turn)
         await self.wait_for(trace, WAIT_S)
         return trace, self._sources.foresee(trace)
+
+    async def trace(self, turn: Turn) -> Trace:
+        """The trace of a prompt. The last one is kept, since who finds no room comes again."""
+        if self._traced is None or self._traced[0] is not turn.prompt:
+            size_bytes = len(turn.prompt.ids) * ID_BYTES
+            self._traced = turn.prompt, await work(size_bytes, trace_prompt, self.layout, turn.prompt)
+        return self._traced[1]
 
     async def restore(self, turn: Turn) -> Restored | None:
         """Let the attached `turn` take over what was found for it.
@@ -232,13 +239,6 @@ class Sessions:
         await self.settle()
         self._aside.clear()
         self.flush()
-
-    async def _trace(self, turn: Turn) -> Trace:
-        """The trace of a prompt. The last one is kept, since who finds no room comes again."""
-        if self._traced is None or self._traced[0] is not turn.prompt:
-            size_bytes = len(turn.prompt.ids) * ID_BYTES
-            self._traced = turn.prompt, await work(size_bytes, trace_prompt, self.layout, turn.prompt)
-        return self._traced[1]
 
     def _reserve(self, holding: Holding) -> tuple[int, ...] | None:
         """Choose sources and pages at once, so that nothing changes between the two."""

@@ -32,7 +32,7 @@ from dsuf.sched.scheduler import Scheduler
 from dsuf.types import Turn
 
 SWEEP_S = 2.0
-"""How often peers are parted from that are no members any more."""
+"""How often peers are parted from that are no members any more, and new ones met."""
 MOST_INVITED = 16
 """Sessions that are fetched at a time for nodes that leave."""
 
@@ -48,7 +48,7 @@ class FleetNode:
         self, settings: Settings, sessions: Sessions, metrics: Metrics, fabric: RdmaFabric | None = None
     ) -> None:  # fmt: skip
         self._settings, self._sessions, self._metrics, self._fabric = settings, sessions, metrics, fabric
-        self._me = NodeName(settings.node_id or f"{socket.gethostname()[:48]}-{settings.port}", secrets.token_hex(16))
+        self._me = NodeName(name_node(settings), secrets.token_hex(16))
         self._credentials = read_credentials(settings)
         self._terms = Terms(sessions.layout.fingerprint, b"" if fabric is None else fabric.describe())
         self._address = ("", 0)
@@ -102,7 +102,8 @@ class FleetNode:
         known, peers = self.directory.counters(), self._peers.counters()
         return Fleet(
             members=known["members"], entries=known["entries"], reached=bool(known["up"]), suspects=peers["suspects"],
-            tcp=peers["tcp"], rdma=peers["rdma"],
+            tcp=peers["tcp"], rdma=peers["rdma"], refusing=len(self._peers.refusals()),
+            refused=0 if self._server is None else self._server.refused,
         )  # fmt: skip
 
     def facts(self) -> dict[str, object]:
@@ -115,6 +116,7 @@ class FleetNode:
             "members": {member.node: member.role for member in self.directory.members()},
             "directory": dict(self.directory.counters()),
             "trouble": health.trouble,
+            "refusals": self._peers.refusals(),
             "peers": self._peers.counters(),
             "guests": dict(self._server.counters()) if self._server is not None else {},
         }
@@ -165,10 +167,17 @@ class FleetNode:
             log_event("session not fetched", level="warning", error=error, turn=turn.id)
 
     async def _sweep(self) -> None:
-        """Part from who is no member any more."""
+        """Part from who is no member any more, and meet who is new."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            self._peers.keep(self.directory.members())
+            members = self.directory.members()
+            self._peers.keep(members)
+            self._peers.greet(members)
+
+
+def name_node(settings: Settings) -> str:
+    """What this node is called."""
+    return settings.node_id or f"{socket.gethostname()[:48]}-{settings.port}"
 
 
 async def open_fleet(settings: Settings, sessions: Sessions, metrics: Metrics) -> FleetNode:

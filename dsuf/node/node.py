@@ -24,7 +24,7 @@ from dsuf.kv.sessions import Sessions
 from dsuf.node.allocator import give_back_regularly, share_heap
 from dsuf.node.drain import Signals, drain
 from dsuf.node.engines import Model, find_directory, foresee_facts, load_engine, open_model, warm_up
-from dsuf.node.fleet import FleetNode, check_fleet, open_fleet
+from dsuf.node.fleet import FleetNode, check_fleet, name_node, open_fleet
 from dsuf.node.gate import Gate
 from dsuf.node.pulse import Pulse
 from dsuf.node.startup import Startup
@@ -126,7 +126,7 @@ class Node:
         self.pulse.starting = None
         if self.fleet is None and (remark := _ALONE.get(self.settings.role)):
             self._startup.say(remark)
-        self._startup.ready(self.url, self.settings)
+        self._startup.ready(self.url, self.settings, useful=self.settings.role != "prefill")
 
     async def work(self) -> None:
         """Return when the scheduler ended, which it does not do by itself: raises what made it."""
@@ -180,6 +180,7 @@ class Node:
             metrics=self.metrics,
             settings=ApiSettings(
                 context_tokens=facts.context_tokens,
+                node=name_node(settings) if settings.redis_url or settings.node_id else "",
                 keys=settings.api_keys,
                 admin_keys=settings.admin_keys,
                 body_limit_bytes=settings.body_limit_bytes,

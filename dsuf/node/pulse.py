@@ -63,8 +63,7 @@ class Pulse:
             failing.append(f"starting: {self.starting}")
         if self._draining:
             failing.append("draining")
-        trouble = self._fleet().get("trouble") if self._fleet else None
-        return Readiness(not failing, failing, [f"directory: {trouble}"] if trouble else [])
+        return Readiness(not failing, failing, self._degraded())
 
     def metrics_text(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -93,6 +92,15 @@ class Pulse:
     def flush_cache(self) -> int:
         """Drop the session caches that nobody uses; how many commit points that were."""
         return self._sessions.flush() if self._sessions is not None else 0
+
+    def _degraded(self) -> list[str]:
+        """Parts of the fleet's side that fail."""
+        facts = self._fleet() if self._fleet else {}
+        refusals = facts.get("refusals")
+        found = [f"directory: {facts['trouble']}"] if facts.get("trouble") else []
+        if isinstance(refusals, dict):
+            found += [f"peers: {node}: {why}" for node, why in refusals.items()]
+        return found
 
     def _trouble(self) -> list[str]:
         """What is wrong with the engine or the loop that drives it."""

@@ -28,9 +28,10 @@ class Startup:
         yield remarks
         self.say(f"  {name:<10} {time.monotonic() - started_s:6.2f} s  {', '.join(remarks)}".rstrip())
 
-    def ready(self, url: str, settings: Settings) -> None:
-        """The last line of the start, and how to talk to the server."""
-        self.say(f"ready in {time.monotonic() - self._started_s:.2f} s\n\n{describe_use(url, settings)}\n")
+    def ready(self, url: str, settings: Settings, *, useful: bool = True) -> None:
+        """The last line of the start, and how to talk to the server, where it answers clients."""
+        examples = f"\n\n{describe_use(url, settings)}\n" if useful else ""
+        self.say(f"ready in {time.monotonic() - self._started_s:.2f} s{examples}")
 
     def say(self, text: str) -> None:
         """Print `text`. Where that fails, so would all that follows: nothing is printed any more."""

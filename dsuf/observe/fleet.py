@@ -1,6 +1,7 @@
 """Metrics of a node among others: the directory, and what comes from peers and goes to them.
 
-A node alone has them too, at zero, so that dashboards and alerts need not know.
+A node alone has them too, at zero, so that dashboards and alerts need not know; but for whether the directory is
+reached, of which zero would be an alert.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,8 @@ _PULL_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60)
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """What a node sees of the others: living members besides itself, directory entries that it knows, whether the
-    directory is reached, members left alone for a time, connections by transport."""
+    directory is reached, members left alone for a time, connections by transport, members that refuse this node or are
+    refused by it, connections of others that were refused in all."""
 
     members: int = 0
     entries: int = 0
@@ -27,6 +29,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     suspects: int = 0
     tcp: int = 0
     rdma: int = 0
+    refusing: int = 0
+    refused: int = 0
 
 
 class FleetMetrics:
@@ -34,6 +38,7 @@ class FleetMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._fleet: Callable[[], Fleet] = Fleet
+        self._registry = registry
         self._add_gauges(registry)
         self._resyncs = Counter("dsuf_fleet_directory_resyncs", "Members read anew after a gap", registry=registry)
         self._errors = Counter("dsuf_fleet_directory_errors", "Directory calls that failed", registry=registry)
@@ -44,8 +49,10 @@ class FleetMetrics:
         self._seconds = Histogram("dsuf_peer_pull_seconds", "Asking a peer until its cache is here", _PULL_S, registry)
 
     def watch(self, fleet: Callable[[], Fleet]) -> None:
-        """Ask `fleet` whenever the metrics are read."""
+        """Ask `fleet` whenever the metrics are read; once."""
         self._fleet = fleet
+        up = Gauge("dsuf_fleet_directory_up", "Whether the directory is reached", registry=self._registry)
+        up.set_function(lambda: self._fleet().reached)
 
     def count_resync(self) -> None:
         """A member's entries were read anew, since a message was missed."""
@@ -73,7 +80,14 @@ class FleetMetrics:
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "dsuf_fleet_members": ("Living nodes besides this one", lambda: self._fleet().members),
             "dsuf_fleet_directory_entries": ("Prefixes known to be with peers", lambda: self._fleet().entries),
-            "dsuf_fleet_directory_up": ("Whether the directory is reached", lambda: self._fleet().reached),
+            "dsuf_peer_refusals": (
+                "Members to which there is no connection, since it or this node refuses",
+                lambda: self._fleet().refusing,
+            ),
+            "dsuf_peer_refused_connections": (
+                "Connections to this node that were refused",
+                lambda: self._fleet().refused,
+            ),
             "dsuf_peer_suspects": ("Peers left alone for a time", lambda: self._fleet().suspects),
         }
         for name, (text, value) in gauges.items():

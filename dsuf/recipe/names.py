@@ -14,6 +14,9 @@ SERVED_NAMES = (
 )
 """The official id first, then other spellings, names of earlier models that it replaces, and those of old scripts."""
 
+LISTED_NAMES = tuple(name for name in SERVED_NAMES if "vision" not in name)
+"""Those that are shown: pictures are not served yet, so no name should promise them."""
+
 FOREIGN_PREFIX = "claude-"
 """Messages clients often cannot be told another name than one that begins so; there, each of them is an alias."""
 

@@ -26,6 +26,7 @@ from dsuf.types import Event, Finish, Usage
 _REASONS = {"stop": InferenceFinishReason.Stop, "length": InferenceFinishReason.Length}
 _DECODER = json.JSONDecoder()
 _BEGINS_ANSWER = re.compile(r'(?<!\\)"content":"[^"]')
+_NO_USAGE = '"usage":null}'
 _SOURCES = ("device_tokens", "host_tokens", "peer_tokens", "computed_tokens")
 
 
@@ -34,8 +35,9 @@ class Reader:
 
     Single use. With stop strings the ids are fed one by one, so that text and usage end at the token that completes
     one, wherever in a step it lies; `finished` then says that nothing more may be fed, and generation should be
-    cancelled. The end-of-sentence token must not be fed; `completion_tokens` counts what was. Only one that `folds` can
-    give the whole reply in the end: for a stream that would be work, and memory, for nothing.
+    cancelled. The end-of-sentence token must not be fed; `completion_tokens` counts what was, `steps` how many steps
+    gave it. Only one that `folds` can give the whole reply in the end: for a stream that would be work, and memory, for
+    nothing. With `live_usage` every event of a chat tells the usage so far.
     """
 
     def __init__(
@@ -47,13 +49,14 @@ class Reader:
         vocabulary: Vocabulary,
         *,
         folds: bool = True,
+        live_usage: bool = False,
     ) -> None:
         options = request.parsing_options
         kind = ChatCompletionRequest if protocol == "chat" else MessagesRequest
         self._responses = ChatCompletionResponse if protocol == "chat" else MessagesResponse
         self._processor = StreamProcessor(kind.chunk_generator(request, reply_id, model), options, vocabulary.tokenizer)
         self._identity = (reply_id, model, int(time.time()))
-        self._folds = folds
+        self._folds, self._live_usage = folds, live_usage
         self._whole: Any = None
         self._usage = Usage()
         self._tail = Tail(vocabulary)
@@ -62,6 +65,7 @@ class Reader:
         self._saw_markup = False
         self._answered = False
         self.completion_tokens = 0
+        self.steps = 0
         self.finish_reason: str | None = None
         self.finished = False
 
@@ -92,6 +96,7 @@ class Reader:
         """Read the ids of one step."""
         if not ids:
             return []
+        self.steps += 1
         self._saw_markup = self._saw_markup or self._dsml_id in ids
         if not self._one_by_one and self._tail.releases(ids):
             return self._push(ids)
@@ -142,14 +147,14 @@ class Reader:
             if '_reason":"' in data:
                 self._note_reason(data)
             self._answered = self._answered or '"tool_calls":' in data or _BEGINS_ANSWER.search(data) is not None
-            data = self._extend(data) if '"usage":{' in data else data
+            data = self._extend(data) if '"usage":{' in data else self._tell(data)
             events.append(Event(self._responses.sse_event_name(chunk), data))
             if self._whole is not None:
                 self._whole.accumulate(chunk)  # consumes the chunk, so it comes last
         return events
 
     def _extend(self, data: str) -> str:
-        """Add to the usage in `data`, where there is one, how much of the prompt came from where.
+        """Add to the usage in `data`, where there is one, how much of the prompt came from where, and the steps.
 
         The key can only be found outside of strings, where quotation marks are escaped; the usage comes last. The rest
         stays as the library wrote it.
@@ -159,10 +164,27 @@ class Reader:
             return data
         start = len(head) + len(key) - 1
         usage, stop = _DECODER.raw_decode(data, start)
-        details = {"cached_tokens": self._usage.cached_tokens}
-        usage["prompt_tokens_details"] = details | {name: getattr(self._usage, name) for name in _SOURCES}
+        usage["prompt_tokens_details"] = self._details()
         self._correct_reasoning(usage)
+        if "completion_tokens" in usage:
+            usage.setdefault("completion_tokens_details", {})["decode_steps"] = self.steps
         return data[:start] + msgspec.json.encode(usage).decode() + data[stop:]
+
+    def _tell(self, data: str) -> str:
+        """Put the usage so far where `data` has none, if that is wanted."""
+        if not self._live_usage or not data.endswith(_NO_USAGE):
+            return data
+        prompt_tokens = self._usage.prompt_tokens
+        usage = {
+            "prompt_tokens": prompt_tokens, "completion_tokens": self.completion_tokens,
+            "total_tokens": prompt_tokens + self.completion_tokens, "prompt_tokens_details": self._details(),
+            "completion_tokens_details": {"decode_steps": self.steps},
+        }  # fmt: skip
+        return data.removesuffix("null}") + msgspec.json.encode(usage).decode() + "}"
+
+    def _details(self) -> dict[str, int]:
+        """How much of the prompt came from where."""
+        return {name: getattr(self._usage, name) for name in ("cached_tokens", *_SOURCES)}
 
     def _correct_reasoning(self, usage: dict[str, Any]) -> None:
         """Make the count of reasoning tokens fit the count of all.

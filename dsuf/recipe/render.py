@@ -59,9 +59,12 @@ class Rendered:
         self.constraint = _constraint(request)
         self._request = request
 
-    def open_reader(self, reply_id: str, vocabulary: Vocabulary, *, folds: bool = True) -> Reader:
-        """The reader of this request's one reply, which will carry `reply_id`; see there for `folds`."""
-        return Reader(self.protocol, self._request, reply_id, self.model, vocabulary, folds=folds)
+    def open_reader(
+        self, reply_id: str, vocabulary: Vocabulary, *, folds: bool = True, live_usage: bool = False
+    ) -> Reader:
+        """The reader of this request's one reply, which will carry `reply_id`; see there for the rest."""
+        identity = (self.protocol, self._request, reply_id, self.model)
+        return Reader(*identity, vocabulary, folds=folds, live_usage=live_usage)
 
 
 def render(protocol: Protocol, body: bytes, vocabulary: Vocabulary, limits: Limits, *, salt: str = "") -> Rendered:

@@ -1,6 +1,6 @@
 """Mixture of experts: a router in float32, routed FP4 experts, one shared FP8 expert.
 
-Rows are grouped by expert into blocks of equal size, so that one batched product serves all experts at once.
+Rows are grouped by expert into blocks of equal size, a product each.
 """
 
 import numpy as np
@@ -76,11 +76,11 @@ class Moe:
         block_weights = np.zeros((len(blocks) * size, 1), np.float32)
         block_rows[place] = np.repeat(v_quantised, chosen, axis=0)
         block_weights[place] = weights.reshape(-1, 1)
-        hidden = np.matmul(block_rows.reshape(len(blocks), size, -1), self.w13[blocks].swapaxes(1, 2))
+        hidden = multiply_blocks(block_rows.reshape(len(blocks), size, -1), self.w13, blocks)
         inner = swiglu(self.arithmetic.act(hidden.reshape(len(block_rows), -1).astype(np.float32)), self.limit)
         # The routing weight comes before w2's quantiser; after it the numbers would differ.
         weighted = self.arithmetic.q8(self.arithmetic.act(inner * block_weights)).astype(np.float64)
-        out = np.matmul(weighted.reshape(len(blocks), size, -1), self.w2[blocks].swapaxes(1, 2))
+        out = multiply_blocks(weighted.reshape(len(blocks), size, -1), self.w2, blocks)
         return self.arithmetic.act(out.reshape(len(block_rows), -1)[place].astype(np.float32)).reshape(rows, chosen, -1)
 
 
@@ -102,6 +102,17 @@ def group_by_expert(experts: I64, count: int) -> tuple[I64, int, I64]:
     ranked = experts[order]
     place[order] = first_row[ranked] + np.arange(len(experts)) - first_pair[ranked]
     return np.repeat(np.arange(count), blocks_of), size, place
+
+
+def multiply_blocks(rows: F64, weights: F64, experts: I64) -> F64:
+    """Each block of `rows` [blocks, size, k] times the transpose of its expert's weight, [blocks, size, n].
+
+    `weights` [experts, n, k] are read in place: a copy of those in use would cost more than the products.
+    """
+    out = np.empty((*rows.shape[:2], weights.shape[1]))
+    for block, expert, product in zip(rows, experts.tolist(), out, strict=True):
+        np.matmul(block, weights[expert].T, out=product)
+    return out
 
 
 def swiglu(hidden: F32, limit: np.float32) -> F32:

@@ -121,7 +121,8 @@ class Reception:
         if turn.id in self.tickets or turn.id in self._places:
             raise InvalidRequest(f"a request named {turn.id!r} is already running")
         if not may_queue(self.waiting, len(self._places), limit=limits.queue_limit, max_turns=facts.max_turns):
-            raise QueueFull(f"{self.waiting} requests are waiting already", retry_after_s=self._retry_after_s())
+            text = f"as many requests are waiting already as may: {limits.queue_limit}"
+            raise QueueFull(text, retry_after_s=self._retry_after_s())
 
     def _retry_after_s(self) -> int:
         """Seconds until it makes sense to come back."""

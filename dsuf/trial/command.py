@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the fleet until a signal comes or something ends; raises `CommandError`."""
     check(args)
     folder = make_folder(args.logs)
-    fleet = TrialFleet(args.nodes, folder, port=args.port, prefill=args.prefill)
+    fleet = TrialFleet(args.nodes, folder, port=args.port, prefill=args.prefill, tied=True)
     stopping = Stopping()
     print(f"{args.nodes} nodes, Redis and a balancer; their output: {folder}", flush=True)
     fleet.start(lambda text: print(f"  {text}", flush=True))

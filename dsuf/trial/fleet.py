@@ -6,10 +6,11 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dsuf.errors import CommandError
+from dsuf.trial.balancer import describe_balancer
 from dsuf.trial.ports import can_bind
 from dsuf.trial.program import Program, stop_all
 
@@ -19,51 +20,31 @@ STOP_S = 75.0
 CONTROL_ABOVE = 100
 """How far a node's control port is above its HTTP port: 8001 and 8101, as documented."""
 
-HAPROXY = """\
-defaults
-  mode http
-  option http-no-delay
-  option redispatch
-  timeout connect 2s
-  timeout client 3600s
-  timeout server 3600s
-  retries 3
-  retry-on conn-failure empty-response response-timeout 503
-global
-  tune.bufsize 1048576
-frontend clients
-  bind {host}:{port}
-  default_backend nodes
-backend nodes
-  balance roundrobin
-  option httpchk
-  http-check send meth GET uri /readyz
-  http-check expect status 200
-  default-server inter 300ms fall 2 rise 1 on-marked-down shutdown-sessions
-{servers}
-"""
-
 
 class TrialFleet:
     """`count` nodes behind a balancer on `port`, the first `prefill` of them for prompts alone. Settings of all
-    nodes come from the environment and `flags`, those of node `number` alone from `own_flags`; what they print is in
-    `folder`.
+    nodes come from the environment and `flags`, those of node `number` alone from `own_flags` and `own_environ`; what
+    they print is in `folder`. Where they are `tied`, they are killed when the thread that started them ends.
     """
 
     def __init__(
         self, count: int, folder: Path, *, port: int = 8000, prefill: int = 0, flags: Sequence[str] = (),
         own_flags: Callable[[int], Sequence[str]] = lambda number: (),
+        own_environ: Callable[[int], Mapping[str, str]] = lambda number: {}, tied: bool = False,
     ) -> None:  # fmt: skip
-        self.folder, self.port, self.prefill = folder, port, prefill
+        self.folder, self.port, self.prefill, self._tied = folder, port, prefill, tied
         redis, balancer = find_program("redis-server"), find_program("haproxy")
         self.redis_port = port + 2 * CONTROL_ABOVE
         self.secret = secrets.token_hex(16)
-        self.nodes = [self._node(number, (*flags, *own_flags(number)), count) for number in range(1, count + 1)]
+        self.nodes = [
+            self._node(number, (*flags, *own_flags(number)), own_environ(number), count)
+            for number in range(1, count + 1)
+        ]
         listen = ["--bind", HOST, "--port", str(self.redis_port), "--dir", str(folder)]
-        self.redis = Program("redis", [redis, *listen, "--save", "", "--appendonly", "no"], folder)
+        self.redis = Program("redis", [redis, *listen, "--save", "", "--appendonly", "no"], folder, tied=tied)
         config = folder / "haproxy.cfg"
-        config.write_text(HAPROXY.format(host=HOST, port=port, servers="\n".join(self._servers())))
-        self.balancer = Program("balancer", [balancer, "-db", "-f", str(config)], folder)
+        config.write_text(describe_balancer(HOST, port, self._servers()))
+        self.balancer = Program("balancer", [balancer, "-db", "-f", str(config)], folder, tied=tied)
 
     @property
     def url(self) -> str:
@@ -116,24 +97,25 @@ class TrialFleet:
         stop_all(self.nodes, seconds)
         stop_all([self.redis], 5.0)
 
-    def _node(self, number: int, flags: Sequence[str], count: int) -> Program:
+    def _node(self, number: int, flags: Sequence[str], environ: Mapping[str, str], count: int) -> Program:
         """The process of one node."""
         port = self.port + number
         role = "both" if not self.prefill else "prefill" if number <= self.prefill else "decode"
         if self.prefill >= count:
             raise CommandError(f"{self.prefill} of {count} nodes for prompts leave none to answer clients")
-        environ = os.environ | {"DSUF_PEER_SECRET": self.secret}
+        environ = os.environ | {"DSUF_PEER_SECRET": self.secret} | dict(environ)
         own = {
             "host": HOST, "port": port, "control-port": port + CONTROL_ABOVE, "node-id": f"node{number}", "role": role,
             "redis-url": f"redis://{HOST}:{self.redis_port}/0",
         }  # fmt: skip
         listed = [text for name, value in own.items() for text in (f"--{name}", str(value))]
-        return Program(f"node{number}", [sys.executable, "-m", "dsuf", "serve", *listed, *flags], self.folder, environ)
+        command = [sys.executable, "-m", "dsuf", "serve", *listed, *flags]
+        return Program(f"node{number}", command, self.folder, environ, tied=self._tied)
 
     def _servers(self) -> list[str]:
-        """The nodes that answer clients, as the balancer's lines."""
+        """Names and addresses of the nodes that answer clients."""
         answering = range(self.prefill + 1, len(self.nodes) + 1)
-        return [f"  server node{number} {HOST}:{self.port + number} check" for number in answering]
+        return [f"node{number} {HOST}:{self.port + number}" for number in answering]
 
     def _wait(self, ready: Callable[[], bool], program: Program, seconds: float) -> None:
         """Wait until `ready`; raises `CommandError` where `program` ends before, or does not become so."""

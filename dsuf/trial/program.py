@@ -1,5 +1,6 @@
 """A child process with a log file."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -10,17 +11,24 @@ from pathlib import Path
 from dsuf.errors import CommandError
 
 _TAIL_LINES = 12
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # before there is a child, which should do as little as it can
 
 
 class Program:
-    """`command` as a child process named `name`, whose output goes to `folder`/`name`.log. It can be started again."""
+    """`command` as a child process named `name`, whose output goes to `folder`/`name`.log. It can be started again.
+
+    Where it is `tied`, the system kills it when the thread ends that started it, however that comes about.
+    """
 
     def __init__(
-        self, name: str, command: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None
-    ) -> None:
+        self, name: str, command: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None, *,
+        tied: bool = False,
+    ) -> None:  # fmt: skip
         self.name, self.command, self.log = name, list(command), folder / f"{name}.log"
         self._environ = None if environ is None else dict(environ)
         self._process: subprocess.Popen[bytes] | None = None
+        self._tie = _tie if tied else None
 
     @property
     def pid(self) -> int:
@@ -38,7 +46,7 @@ class Program:
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
                     self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ,
-                    start_new_session=True,
+                    start_new_session=True, preexec_fn=self._tie,
                 )  # fmt: skip
         except OSError as error:
             raise CommandError(f"{self.name}: {self.command[0]}: {error.strerror}") from error
@@ -72,6 +80,11 @@ class Program:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
         except OSError:
             return ""
+
+
+def _tie() -> None:
+    """Have this process killed when the thread that made it ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def stop_all(programs: Sequence[Program], seconds: float) -> None:

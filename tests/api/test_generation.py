@@ -164,9 +164,27 @@ async def test_usage_says_where_the_prompt_came_from(rig: Rig, protocol: str) ->
     if protocol == "chat":
         assert whole["prompt_tokens"] == prompt_tokens and whole["prompt_cache_hit_tokens"] == 7
         assert whole["completion_tokens"] == len(rig.vocabulary.encode("Hm.</think>Hi"))
-        assert whole["completion_tokens_details"] == {"reasoning_tokens": len(rig.vocabulary.encode("Hm."))}
+        reasoning_tokens = len(rig.vocabulary.encode("Hm."))
+        assert whole["completion_tokens_details"] == {"reasoning_tokens": reasoning_tokens, "decode_steps": 1}
     else:
         assert whole["input_tokens"] == prompt_tokens - 7 and whole["cache_read_input_tokens"] == 7
+
+
+async def test_usage_all_along(rig: Rig) -> None:
+    """On request each event tells how many tokens and steps there were so far; the last tells all, as ever."""
+    rig.play("Hm.</think>", "Hi, ", "you there.")
+    sizes = [len(rig.vocabulary.encode(piece)) for piece in ("Hm.</think>", "Hi, ", "you there.")]
+    asked = await rig.chat(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    told = [event["usage"] for event in read_objects(await asked.text())]
+    prompt_tokens = len(rig.submit.last.turn.prompt.ids)
+    assert {usage["prompt_tokens"] for usage in told} == {prompt_tokens}
+    assert {usage["prompt_tokens_details"]["computed_tokens"] for usage in told} == {prompt_tokens}
+    assert all(usage["total_tokens"] == prompt_tokens + usage["completion_tokens"] for usage in told)
+    counts = [(usage["completion_tokens"], usage["completion_tokens_details"]["decode_steps"]) for usage in told]
+    assert counts == sorted(counts) and counts[0] == (0, 0) and counts[-1] == (sum(sizes), 3)
+    assert (sizes[0] + sizes[1], 2) in counts
+    plain = await rig.chat(stream=True, stream_options={"include_usage": True})
+    assert [event["usage"] for event in read_objects(await plain.text())][:-1] == [None] * (len(told) - 1)
 
 
 @pytest.mark.parametrize("protocol", ["chat", "messages"])

@@ -1,8 +1,11 @@
 """Paths, methods, keys, and the routes that tell about the server."""
 
 import asyncio
+import base64
 import gzip
+import hashlib
 import json
+import re
 import zlib
 from typing import Any
 
@@ -20,7 +23,8 @@ GUARDED = ["/v1/models", "/models", "/anthropic/v1/models", "/version", "/server
 @pytest.mark.parametrize("path", ["/v1/models", "/models", "/anthropic/v1/models", "//v1//models/"])
 async def test_model_list(rig: Rig, path: str) -> None:
     listing = await (await rig.client.get(rig.url + path)).json()
-    assert listing["object"] == "list" and [entry["id"] for entry in listing["data"]] == list(SERVED_NAMES)
+    names = [name for name in SERVED_NAMES if name != "deepseek-v4-flash-vision-exp"]  # pictures are not served
+    assert listing["object"] == "list" and [entry["id"] for entry in listing["data"]] == names
     entry = listing["data"][0]
     assert entry["object"] == "model" and isinstance(entry["created"], int) and entry["owned_by"]
     assert entry["max_model_len"] == entry["context_window"] == 1_048_576
@@ -55,6 +59,33 @@ async def test_readiness(rig: Rig, path: str) -> None:
     assert response.status == 503 and await response.json() == {"ready": False, "failing": ["weights"]}
 
 
+async def test_page_and_frame_are_open(vocabulary: Vocabulary) -> None:
+    """Each under a policy of its own: the page's names its script and style, the frame's lets nothing out."""
+    async with serve(vocabulary, keys=("sk-one",)) as rig:
+        page, frame = [await rig.client.get(rig.url + path) for path in ("/", "/frame")]
+        text = await page.text()
+        for response in (page, frame):
+            assert response.status == 200 and response.headers["content-type"] == "text/html; charset=utf-8"
+            assert response.headers["cache-control"] == "no-cache"
+            assert response.headers["x-content-type-options"] == "nosniff"
+        policy = page.headers["content-security-policy"]
+        for kind in ("script", "style"):
+            (inner,) = re.findall(f"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
+            digest = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
+            assert f"{kind}-src 'sha256-{digest}'" in policy
+        assert "unsafe" not in policy and "default-src 'none'" in policy
+        assert frame.headers["content-security-policy"].startswith("sandbox allow-scripts; default-src 'none'; ")
+        assert "connect-src" not in frame.headers["content-security-policy"]
+        assert (await rig.client.head(rig.url + "/")).status == 200
+
+
+async def test_page_loads_nothing_from_elsewhere(rig: Rig) -> None:
+    """Neither the page nor its frame names another host; names of XML are no addresses."""
+    for path in ("/", "/frame"):
+        text = await (await rig.client.get(rig.url + path)).text()
+        assert re.findall(r"https?://[\w.]+", text.replace("http://www.w3.org/2000/svg", "")) == []
+
+
 async def test_metrics_version_and_facts(rig: Rig) -> None:
     response = await rig.client.get(rig.url + "/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -79,7 +110,9 @@ async def test_endpoints_not_served_yet(rig: Rig, path: str, feature: str) -> No
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
-@pytest.mark.parametrize("path", ["/files", "/v1/files", "/v1/files/abc", "/", "/index.html", "/v1/chat", "/%ff%00x"])
+@pytest.mark.parametrize(
+    "path", ["/files", "/v1/files", "/v1/files/abc", "/page", "/index.html", "/v1/chat", "/%ff%00x"]
+)
 async def test_unknown_paths(rig: Rig, method: str, path: str) -> None:
     response = await rig.client.request(method, rig.url + path, data=b"x" * 1000 if method != "GET" else None)
     assert response.status == 404 and response.content_type == "application/json"
@@ -97,6 +130,7 @@ async def test_unknown_paths_of_messages_clients(rig: Rig) -> None:
     ("method", "path", "allow"),
     [
         ("GET", "/v1/chat/completions", "POST"), ("DELETE", "/v1/messages", "POST"), ("OPTIONS", "/messages", "POST"),
+        ("POST", "/", "GET, HEAD"),
         ("POST", "/v1/models", "GET, HEAD"), ("POST", "/v1/models/x", "GET, HEAD"), ("PUT", "/health", "GET, HEAD"),
     ],
 )  # fmt: skip

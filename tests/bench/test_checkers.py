@@ -11,6 +11,7 @@ from bench.campaigns.checkers import (
     check,
     choose_cases,
     group,
+    pick_small,
     read_report,
 )
 
@@ -25,8 +26,18 @@ NAMES = [
 
 def test_cases() -> None:
     """First, last and middle of each test at the smallest sizes, whatever the order of parameters."""
-    assert choose_cases(NAMES, 3) == [NAMES[0], NAMES[4], NAMES[9], NAMES[11], NAMES[12]]
-    assert choose_cases(NAMES, 1) == [NAMES[0], NAMES[11], NAMES[12]]
+    assert choose_cases(NAMES, "racecheck", 3) == [NAMES[0], NAMES[4], NAMES[9], NAMES[11], NAMES[12]]
+    assert choose_cases(NAMES, "memcheck", 1) == [NAMES[0], NAMES[11], NAMES[12]]
+
+
+def test_small_cases_of_clustered_kernels() -> None:
+    """As few zeros as there are, then small numbers; words do not count."""
+    parts = ["0-0-few", "1-0-few", "9-9-few", "2-1-few", "300-1-dim", "1.5-3-x2"]
+    names = [f"tests/kernels/test_index.py::test_a[tiny-{part}]" for part in parts]
+    assert pick_small(names) == [names[3], names[5]]
+    assert pick_small(names[:1]) == names[:1]
+    assert choose_cases(names, "racecheck", 3) == [names[3], names[5]]
+    assert choose_cases(names, "initcheck", 2) == [names[0], names[5]]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +77,9 @@ def test_a_row_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.campaigns.checkers.run_under", run)
     cases = ["tests/kernels/test_attend.py::test_a[tiny-1]", "tests/kernels/test_attend.py::test_b[tiny-1]"]
     with ThreadPoolExecutor(2) as pool:
-        whole = check("memcheck", cases, pool)
+        whole = check("memcheck", cases, 3, pool)
         assert (whole["cases"], whole["passed"], whole["errors"], whole["clean"]) == (3, 3, 0, True)
-        row = check("racecheck", [*cases, "tests/kernels/test_store.py::test_c[tiny-1]"], pool)
+        row = check("racecheck", [*cases, "tests/kernels/test_store.py::test_c[tiny-1]"], 3, pool)
     assert (row["cases"], row["passed"], row["errors"], row["clean"]) == (3, 2, 4, False)
     assert row["unfinished"] == "test_c"
     assert limits_s[ENGINE] == TIMEOUT_S and limits_s[cases[0]] == APART_TIMEOUT_S

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dsuf.checkpoint.forms import NANO
 from tests.clients import dsh, process, replies
 
 pytestmark = [pytest.mark.full, pytest.mark.clients, pytest.mark.timeout(600)]
@@ -84,9 +85,24 @@ def test_engine_failure_is_retried(client: Client, folder: Path, tmp_path: Path)
     assert '"reason":"EngineFailed","stage":"decoding"' in log
 
 
-def test_embedded_default_keeps_the_protocol(client: Client, folder: Path, tmp_path: Path) -> None:
-    """The random default model writes noise; the client may end with 1 for its length, never for a protocol error."""
+def test_default_model_keeps_the_protocol(client: Client, folder: Path, tmp_path: Path) -> None:
+    """A reply of a few tokens is cut; the client may end with 1 for its length, never for a protocol error."""
     with process.serve(tmp_path / "server.log") as url:
         outcome = client.ask(url, "Hello.", folder, max_tokens=24, title=False, timeout_s=300)
     assert outcome.status in (0, 1), outcome.errors
     assert not [word for word in PROTOCOL_ERRORS if word in outcome.errors], outcome.errors
+
+
+@pytest.mark.skipif(not (NANO / "config.json").is_file(), reason="no shipped model in dsuf/nano")
+@pytest.mark.parametrize("client", [dsh.NEWEST], indirect=True)
+def test_shipped_model_reads_a_file(client: Client, folder: Path, tmp_path: Path) -> None:
+    """Asked for a line, it has the client read the file and answers with that line: for two files of three at least."""
+    files = {"notes.txt": "1742 stones", "cellar.txt": "the cheese is old", "ships.txt": "nine boats at noon"}
+    right = 0
+    with process.serve(tmp_path / "server.log") as url:
+        for name, line in files.items():
+            (folder / name).write_text(f'"amber": ninety apples\n"mauve": {line}\n"teal": a long way home\n')
+            question = f'In the file "{name}", what does the line "mauve" say?'
+            outcome = client.ask(url, question, folder, title=False, timeout_s=300)
+            right += outcome.status == 0 and line in outcome.answer
+    assert right >= 2

@@ -229,9 +229,11 @@ def use_host_driver(monkeypatch: pytest.MonkeyPatch) -> HostDriver:
     return driver
 
 
-def make_host_machine(monkeypatch: pytest.MonkeyPatch, config: ModelConfig, setup: Setup) -> Machine:
-    """A machine in host memory with a toy for a model."""
-    driver = use_host_driver(monkeypatch)
+def make_host_machine(
+    monkeypatch: pytest.MonkeyPatch, config: ModelConfig, setup: Setup, driver: HostDriver | None = None
+) -> Machine:  # fmt: skip
+    """A machine in host memory with a toy for a model; several share a `driver`."""
+    driver = driver or use_host_driver(monkeypatch)
     memory = HostArena(plan_regions(config, setup, setup.pages))
     view_host(memory["one"])[0] = 1
     device: Any = SimpleNamespace(name="toy", use=lambda: None, driver=driver)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.campaigns.steps import Campaign
+from bench.campaigns.steps import Campaign, measure
 from dsuf.checkpoint.config import load_config
 from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Setup
-from tests.cuda.host import make_host_machine
+from tests.cuda.host import make_host_machine, use_host_driver
 from tests.cuda.test_protocol import say
 
 CONFIG = load_config(Path(__file__).parents[1] / "golden" / "tiny" / "config.json")
@@ -34,3 +34,20 @@ async def test_steps(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     campaign.spoken[:] = [spoken._replace(ids=[*spoken.ids[:-1], 0]) for spoken in campaign.spoken]
     assert await campaign.replay(2) == 2
     await engine.close()
+
+
+async def test_engines_share_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two beside each other do half each, and one row says what both did."""
+    monkeypatch.setattr("bench.campaigns.steps.PAUSE_STEPS", 30)
+    monkeypatch.setattr("bench.campaigns.steps.REPLY_TOKENS", 20)
+    monkeypatch.setattr("bench.campaigns.steps.REPLAYED", 6)
+    monkeypatch.setattr("bench.campaigns.steps.free_bytes", lambda: 7 << 30)
+    setup = Setup(context_tokens=700, max_turns=4, pages=20, prefill_rows=64)
+    driver = use_host_driver(monkeypatch)
+    machines = [make_host_machine(monkeypatch, CONFIG, setup, driver) for _ in range(2)]
+    engines = [CudaEngine(machine, "weights", "replay", captures=False) for machine in machines]
+    row = await measure(engines, 120, 1, 60.0)
+    assert row["engines"] == 2 and 120 <= int(str(row["steps"])) < 200
+    assert (row["replayed"], row["different"], row["device_growth_bytes"], row["holds"]) == (6, 0, 0, True)
+    for engine in engines:
+        await engine.close()

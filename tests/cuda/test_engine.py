@@ -227,6 +227,40 @@ def test_pages_without_a_state(replay: CudaEngine, machine: Machine) -> None:
     assert all((other == logits[0]).all() for other in logits)
 
 
+def test_a_prompt_that_ends_otherwise(replay: CudaEngine, machine: Machine, reference: Model) -> None:
+    """It goes on from the state of the one before, its last position left off, in any chunks, as the reference does."""
+    rng, errors = np.random.default_rng(6), []
+    for length in (70, 129, 200):
+        ids = rng.integers(3, machine.config.vocab_size, length)
+        following = np.concatenate([ids[:-1], rng.integers(3, machine.config.vocab_size, 40)])
+        turn = make_turn(ids, 8)
+        replay.attach(turn, range(count_pages(turn)))
+        prefill(replay, turn)
+        state = call(replay, "read_state", turn.id)
+        assert (state.spare, state.near, state.repeats) == (0, 1, True)
+        kept = [bytearray(machine.sizes.page_bytes) for _ in range(count_pages(turn))]
+        call(replay, "read_pages", range(len(kept)), [memoryview(page) for page in kept])
+        replay.detach(turn.id)
+        logits = []
+        for chunk in (None, 7):
+            again = make_turn(following, 8)
+            replay.attach(again, range(50, 50 + count_pages(again)))
+            call(replay, "write_pages", range(50, 50 + len(kept)), [memoryview(page) for page in kept])
+            assert call(replay, "resume", again.id, length - 1, state) == length - 1
+            prefill(replay, again, length - 1, chunk)
+            logits.append(read_array(machine.prefiller.work["logits"])[:1])
+            replay.detach(again.id)
+        np.testing.assert_array_equal(*logits)
+        cache = reference.new_cache()
+        reference.prefill_replay(cache, ids, last=True)
+        cache.truncate(length - 1)
+        output = reference.prefill_replay(cache, following[length - 1 :], last=True)
+        assert output is not None
+        errors.append(float(row_errors(logits[0], reference.logits(output, slice(-1, None)))[0]))
+    print(f"\ndistances from the reference {np.round(errors, 3)}")
+    assert np.median(errors) < 0.5  # of unrelated logits it is 1.4
+
+
 def test_random_arrivals(exact: CudaEngine, machine: Machine) -> None:
     """Turns that come, leave and share steps at random give the tokens that they give alone; nothing is held after."""
     rng, vocabulary = np.random.default_rng(3), machine.config.vocab_size

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.campaigns.greedy import Difference, Expected, follow, judge, load, record, save
+from bench.campaigns.greedy import KINDS, PROMPT_TOKENS, Difference, Expected, follow, judge, load, record, save
+from bench.nano.data.checks import list_kinds
 from dsuf.checkpoint.config import load_config
 from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Setup
@@ -88,6 +89,11 @@ def test_what_is_recorded_is_read_again(reference: Model, tmp_path: Path) -> Non
     assert record(reference, prompts[1:], 6).ids.tolist() == expected.ids[1:].tolist()
     assert np.array_equal(again.swayed, expected.swayed) and load(tmp_path / "greedy.npz", 4).swayed.shape == (2, 4)
     assert judge(again, [], 0)["holds"]
+
+
+def test_prompts_are_of_kinds_that_are_there() -> None:
+    """Each kind once, as many as there are random prompts."""
+    assert set(KINDS) <= set(list_kinds()) and len(set(KINDS)) == len(KINDS) == len(PROMPT_TOKENS)
 
 
 def test_a_swayed_reference_differs_a_little(reference: Model) -> None:

@@ -1,4 +1,4 @@
-"""A server on the CUDA engine: replies alone and together, with drafts and without, and the next turn of a session."""
+"""A server on the CUDA engine: replies alone and together, with drafts and without, and the next turns of a session."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kernels.gpu import missing
+from tests.node import test_sessions as sessions
 from tests.node.process import Process, serving
 
 TEXTS = [" ".join(f"word {number * size}" for number in range(size)) for size in (1, 20, 90, 150)]
@@ -38,3 +39,18 @@ def test_serving() -> None:
     if reason := missing():
         pytest.skip(f"no server ran on the CUDA engine: {reason}")
     assert collect("--engine", "cuda", "--drafts", "5") == collect("--engine", "auto", "--drafts", "0")
+
+
+@pytest.mark.full
+def test_a_session() -> None:
+    """Turns take over all that they can, and where thinking is dropped it costs only itself, as on the other engine."""
+    if reason := missing():
+        pytest.skip(f"no server ran on the CUDA engine: {reason}")
+    thinking = {"thinking": {"type": "enabled"}, "seed": 7}
+    with serving("--engine", "cuda") as server:
+        messages = [{"role": "user", "content": sessions.QUESTION}]
+        text, _, length = sessions.ask(server, messages, **thinking)
+        sessions.wait_idle(server)
+        messages += [{"role": "assistant", "content": text or "No."}, {"role": "user", "content": "Why?"}]
+        _, details, _ = sessions.ask(server, messages, **thinking)
+    assert details["cached_tokens"] == length - 1

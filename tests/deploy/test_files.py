@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 from dsuf.config import list_settings
+from dsuf.observe.fleet import Fleet
 from dsuf.observe.metrics import Metrics
+from dsuf.trial.balancer import describe_errors
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -52,6 +54,12 @@ def test_haproxy(tmp_path: Path) -> None:
     """`haproxy -c` accepts, without a warning."""
     changed = with_loopback(DEPLOY / "balancer" / "haproxy.cfg", tmp_path)
     assert "WARNING" not in run_tool("haproxy", "-c", "-f", str(changed))
+
+
+def test_the_balancers_of_files_and_of_a_try_say_the_same() -> None:
+    """Their own errors, which clients read."""
+    lines = (DEPLOY / "balancer" / "haproxy.cfg").read_text().splitlines()
+    assert [line for line in lines if "http-error" in line] == list(describe_errors())
 
 
 @pytest.mark.parametrize("what", ["config", "rules"])
@@ -127,7 +135,9 @@ def test_settings_exist() -> None:
 
 def test_metrics_exist() -> None:
     """Every metric that alerts and dashboard ask for is one that a node has."""
-    known = set(re.findall(rb"^# TYPE (\S+)", Metrics("model").render(), re.MULTILINE))
+    metrics = Metrics("model")
+    metrics.fleet.watch(Fleet)
+    known = set(re.findall(rb"^# TYPE (\S+)", metrics.render(), re.MULTILINE))
     for path in (DEPLOY / "prometheus" / "alerts.yml", DEPLOY / "grafana" / "dsuf.json"):
         for name in re.findall(r"\b(?:dsuf|vllm)[_:][a-z_]+", path.read_text()):
             base = re.sub(r"_(bucket|sum|count)$", "", name)

@@ -100,6 +100,19 @@ async def wait_known(url: str, within_s: float = 30.0) -> None:
             await asyncio.sleep(0.1)
 
 
+async def wait_told(url: str, other: str, within_s: float = 30.0) -> None:
+    """Wait until the node at `other` knows as many prefixes as the one at `url` keeps."""
+    async with aiohttp.ClientSession() as session, asyncio.timeout(within_s):
+        while True:
+            found = []
+            for each in (url, other):
+                async with session.get(f"{each}/server_info") as reply:
+                    found.append((await reply.json())["node"]["fleet"]["directory"])
+            if found[0]["own"] and not found[0]["unsent"] and found[1]["entries"] >= found[0]["own"]:
+                return
+            await asyncio.sleep(0.05)
+
+
 async def read_ready(url: str) -> str:
     """Status and text of what the node at `url` says about being ready."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as reply:

@@ -29,7 +29,7 @@ class Done(NamedTuple):
 class Rig:
     """Sessions over a toy engine with an arena of `blocks` blocks."""
 
-    def __init__(self, *, blocks: int = 200, deadline_s: float = 0.5, **engine: Any) -> None:
+    def __init__(self, *, blocks: int = 200, deadline_s: float = 5.0, **engine: Any) -> None:
         self.engine = ToyEngine(**engine)
         self.metrics = Metrics("test")
         self.arena = make_arena(self.engine, blocks)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -304,6 +305,17 @@ class Store(RuleBasedStateMachine):
             for block in filling.blocks:
                 self.written += 1
                 self.arena.blocks.view(block)[:] = self.written.to_bytes(4, "little") * 25
+
+    @precondition(lambda self: any(filling.tail is None for filling in self.fillings))
+    @rule(data=st.data(), prompt=st.lists(st.sampled_from([1, 2]), max_size=2), more=st.integers(0, 7))
+    def follow(self, data: st.DataObject, prompt: list[int], more: int) -> None:
+        """What follows may be published before what it follows, which then does not count."""
+        after = data.draw(st.sampled_from([filling for filling in self.fillings if filling.tail is None]))
+        before = np.frombuffer(after.trace.ids, "<i8").tolist()
+        tokens = before + [token for token in prompt for _ in range(8)] + [3] * more
+        filling = self.arena.reserve(make_prompt_trace(tokens), len(tokens), 30, after)
+        if filling is not None:
+            self.fillings.append(filling)
 
     @precondition(lambda self: self.fillings)
     @rule(data=st.data(), spare=st.integers(0, 9))

@@ -48,6 +48,7 @@ class Takers:
     def __init__(self) -> None:
         self.takers: dict[str, Taker] = {}
         self.learned: list[tuple[str, int]] = []
+        self.silent: set[str] = set()
 
     def taker(self, member: Member) -> Taker | None:
         taker = self.takers.get(member.node)
@@ -58,6 +59,11 @@ class Takers:
 
     def learn(self, member: Member, size_bytes: int, seconds: float) -> None:
         self.learned.append((member.node, size_bytes))
+
+    async def is_alive(self, member: Member, seconds: float) -> bool:
+        if member.node in self.silent:
+            await asyncio.sleep(seconds)
+        return member.node not in self.silent
 
 
 class Scene:
@@ -168,7 +174,7 @@ async def test_a_peer_that_is_left_alone_is_not_asked() -> None:
     async with Scene("a", "b") as scene:
         await scene.keep("a", ids(60))
         await scene.keep("b", ids(60))
-        scene.peers.takers["a"]._avoid()
+        scene.peers.takers["a"].avoid()
         assert await scene.puller.take(make_turn("t", ids(60, [1, 2]))) == 0
         assert not scene.pairs["a"].giver.calls
 
@@ -204,6 +210,31 @@ async def test_orders_are_given_up_when_their_time_is_over(monkeypatch: pytest.M
         await scene.puller.take(make_turn("t", ids(60)))
         assert time.monotonic() - began_s < 1.5
         assert scene.pairs["a"].giver.calls["offer"] == 2 and not scene.pairs["b"].giver.calls
+
+
+@pytest.mark.parametrize("tokens", [60, 100])
+async def test_a_node_that_stands_still_costs_no_more_than_computing(
+    monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:  # fmt: skip
+    """It is left alone then, and one that only takes long is not taken for it."""
+    monkeypatch.setattr(pulls, "LEAST_SILENCE_S", 0.1)
+    async with Scene("a", "b", delegates=True, role="prefill", token_s=0.004) as scene:
+        for name, pair in scene.pairs.items():
+            pair.giver.fault = lambda call, number, name=name: (
+                (  # type: ignore[misc]
+                    60.0 if name == "a" else 0.4 if number == 1 else 0.0
+                )
+                * (call == "offer")
+            )
+        scene.peers.silent.add("a")
+        began_s = time.monotonic()
+        turn = make_turn("t", ids(tokens))
+        assert await scene.puller.take(turn) == 0
+        assert scene.pairs["b"].computed[-1] == tokens, "the other node took longer than its silence would be borne"
+        assert 0.002 * tokens < time.monotonic() - began_s < 0.4 + 0.004 * tokens + 1.0
+        assert scene.peers.takers["a"].avoids and not scene.peers.takers["b"].avoids
+        assert not scene.puller._given
+        await scene.pairs["a"].giver.leave(turn)
 
 
 async def test_what_is_kept_is_fetched_before_the_rest_is_ordered() -> None:

@@ -1,13 +1,11 @@
 """Teacher-forced checks: what counts as exact, and how many steps decoding takes."""
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench.nano.exactness import judge, sample, summarise, walk  # noqa: E402
+from bench.nano.exactness import Question, judge, sample, summarise, walk  # noqa: E402
 from bench.nano.graphs import Passes  # noqa: E402
 from bench.nano.optimiser import Optimiser  # noqa: E402
 from bench.nano.stages import FULL, PLAIN, Pass  # noqa: E402
@@ -17,18 +15,12 @@ BUCKETS = {"short": (2, 16), "middle": (1, 64)}
 SHORT, MIDDLE = Pass("short", FULL), Pass("middle", FULL)
 
 
-class Asked(NamedTuple):
-    kind: str
-    prompt: np.ndarray
-    answer: np.ndarray
-
-
-def count_up(kind: str, prompt: int, answer: int, wrong_at: int | None = None) -> Asked:
+def count_up(kind: str, prompt: int, answer: int, wrong_at: int | None = None) -> Question:
     """Numbers that go up by one; `wrong_at` of the answer breaks the rule."""
     ids = np.arange(4, 4 + prompt + answer, dtype=np.int32) % VOCABULARY
     if wrong_at is not None:
         ids[prompt + wrong_at :] = (ids[prompt + wrong_at :] + 7) % VOCABULARY
-    return Asked(kind, ids[:prompt], ids[prompt:])
+    return Question(kind, ids[:prompt], ids[prompt:])
 
 
 @pytest.fixture

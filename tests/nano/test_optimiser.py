@@ -8,6 +8,7 @@ from bench.nano.optimiser import (  # noqa: E402
     ADAM_BETAS,
     ADAM_EPS,
     ADAM_RATE,
+    ALIGNED,
     BIAS_RATE,
     CLIP_NORM,
     MUON_DECAY,
@@ -62,6 +63,23 @@ def test_agrees_with_the_library_over_some_steps() -> None:
     for name in ("layers.0.attn.wq_a", "mtp.0.attn.wq_a"):  # the library multiplies in bf16
         torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=4e-3)
         assert (mine[name] - make()[name]).abs().max() > 0.01
+
+
+def test_every_parameter_is_aligned() -> None:
+    shapes = {
+        "layers.0.hc_attn_scale": (3,),
+        "layers.0.attn.wq_a": (3, 7),
+        "layers.1.attn.wq_a": (3, 7),
+        "head": (5, 7),
+    }
+    parameters = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    optimiser = Optimiser(parameters.items(), [])
+    for name, parameter in parameters.items():
+        assert (parameter.data_ptr() - optimiser.masters.data_ptr()) % (4 * ALIGNED) == 0
+        assert torch.equal(parameter, before[name])
+    assert [group.count for group in optimiser.groups] == [1, 1]
+    assert len({parameter.data_ptr() for parameter in parameters.values()}) == len(parameters)
 
 
 def test_a_stack_is_its_matrices() -> None:

@@ -14,7 +14,7 @@ from bench.nano.journal import Journal  # noqa: E402
 from bench.nano.masters import load_state, save_state  # noqa: E402
 from bench.nano.optimiser import Optimiser  # noqa: E402
 from bench.nano.stages import passes  # noqa: E402
-from bench.nano.training import Pauses, Progress, Training, draw_anchors, needed  # noqa: E402
+from bench.nano.training import Pauses, Progress, Training, draw_anchors  # noqa: E402
 from dsuf.errors import CheckpointError  # noqa: E402
 from tests.nano.stand_in import METRICS, VOCABULARY, StandIn  # noqa: E402
 
@@ -29,11 +29,15 @@ class Batch(NamedTuple):
 
 
 class Counting:
-    """Batches of numbers that go up by one, all of them values."""
+    """Batches of numbers that go up by one, all of them values; each takes a step's time by its clock."""
 
     def __init__(self) -> None:
         self.wanted: list[dict[str, float]] = []
         self.taken = 0
+
+    def clock(self) -> float:
+        """Seconds."""
+        return self.taken * STEP_S
 
     def want(self, shares: dict[str, float]) -> None:
         self.wanted.append(shares)
@@ -48,15 +52,10 @@ class Counting:
         return Batch(ids, ones, (3 * ones).astype(np.uint8))
 
 
-class Clock:
-    """Each look takes part of a step's time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += STEP_S / 2
-        return self.now
+def run(training: Training, piece_s: float = 1e9) -> Progress:
+    """Train by the clock of its source."""
+    assert isinstance(training.source, Counting)
+    return training.run(piece_s, training.source.clock)
 
 
 def build(total_s: float, out: Path, seed: int = 1) -> Training:
@@ -74,8 +73,7 @@ def read_log(out: Path) -> list[dict[str, object]]:
 
 def test_learns_through_all_stages(tmp_path: Path) -> None:
     training = build(100.0, tmp_path)
-    training.prepare(passes())
-    progress = training.run(1e9, Clock())
+    progress = run(training)
     log = read_log(tmp_path)
     assert [line["name"] for line in log if line["event"] == "stage"] == ["recall", "first mix", "mix", "quantised"]
     trained = [line for line in log if line["event"] == "trained"]
@@ -96,19 +94,24 @@ def test_preparing_changes_no_weight(tmp_path: Path) -> None:
 
 def test_a_piece_ends_in_time_and_the_next_goes_on(tmp_path: Path) -> None:
     whole, first = build(12.0, tmp_path / "a"), build(12.0, tmp_path / "b")
-    for training in (whole, first):
-        training.prepare(passes())
-    ran = whole.run(1e9, Clock())
-    part = first.run(5.0, Clock())
-    assert part.share < 1 and abs(part.trained_s - 5.0) < 2 * STEP_S
+    ran = run(whole)
+    part = run(first, 5.0)
+    assert part.share < 1 and 4.5 < part.trained_s < 5.1
     second = build(12.0, tmp_path / "b", seed=77)
     kept = load_state(tmp_path / "b/state", second.work.optimiser)
     assert kept["step"] == part.step
     assert torch.equal(second.work.optimiser.masters, first.work.optimiser.masters)
     second.progress.step, second.progress.trained_s = part.step, part.trained_s
-    second.prepare(passes())
-    done = second.run(1e9, Clock())
+    done = run(second)
     assert done.share >= 1 and abs(done.step - ran.step) <= 3
+
+
+def test_a_training_is_fitted_into_its_piece(tmp_path: Path) -> None:
+    training = build(1000.0, tmp_path)
+    assert isinstance(training.source, Counting)
+    progress = training.run(40.0, training.source.clock, fit=True)
+    assert progress.share >= 1 and progress.total_s < 40
+    assert [line["name"] for line in read_log(tmp_path) if line["event"] == "stage"][-1] == "quantised"
 
 
 def test_state_of_other_parameters_is_refused(tmp_path: Path) -> None:
@@ -125,9 +128,3 @@ def test_anchors_lie_in_answers() -> None:
     labels[1, 3:5] = 2
     assert set(draw_anchors(labels, 6, seed=0)) == {13, 14}
     assert len(draw_anchors(np.zeros((2, 10), np.uint8), 6, seed=0)) == 6
-
-
-def test_a_resumed_training_compiles_what_is_left() -> None:
-    assert needed(Progress(1, 100.0)) == passes()
-    late = needed(Progress(1, 100.0, trained_s=70.0, gate_open=True))
-    assert late and all(item.mode.quantised for item in late)

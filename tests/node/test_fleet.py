@@ -14,6 +14,7 @@ from dsuf.errors import CommandError
 from dsuf.kv.directory import fleet as directory
 from dsuf.node import fleet
 from dsuf.node.fleet import FleetNode, check_fleet, open_board, read_credentials, read_secret
+from dsuf.node.pulse import Pulse
 from dsuf.sched.scheduler import Limits, Scheduler
 from dsuf.types import Turn
 from tests.certificates import make_certificates
@@ -28,10 +29,10 @@ SECRET = "a secret of the fleet"
 class Place(Node):
     """A node with all its layers but HTTP, in a fleet."""
 
-    def __init__(self, name: str, role: str = "both") -> None:
+    def __init__(self, name: str, role: str = "both", secret: str = SECRET) -> None:
         super().__init__(ToyEngine(pages=200))
         self.settings = Settings(
-            node_id=name, control_port=0, redis_url="redis://unused", peer_secret=SECRET, role=role, transport="tcp"  # type: ignore[arg-type]
+            node_id=name, control_port=0, redis_url="redis://unused", peer_secret=secret, role=role, transport="tcp"  # type: ignore[arg-type]
         )  # fmt: skip
         self.fleet = FleetNode(self.settings, self.sessions, self.metrics)
         limits = Limits(chunk_tokens=16, role=self.settings.role)
@@ -56,7 +57,8 @@ async def running(monkeypatch: pytest.MonkeyPatch, **roles: str) -> AsyncIterato
     redis, sockets = MemoryRedis(), count_sockets()
     monkeypatch.setattr(fleet, "open_board", lambda settings: MemoryBoard(redis))
     monkeypatch.setattr(directory, "Pace", lambda: PACE)
-    places = [Place(name, role) for name, role in roles.items()]
+    # A node with a capital letter has another secret.
+    places = [Place(name, role, SECRET if name.islower() else f"not {SECRET}") for name, role in roles.items()]
     for place in places:
         await place.start()
     await until(lambda: all(len(place.fleet.directory.members()) == len(places) - 1 for place in places))
@@ -96,6 +98,33 @@ async def test_a_conversation_goes_from_node_to_node(monkeypatch: pytest.MonkeyP
         assert b.read_metric('dsuf_peer_connections{transport="tcp"}') == 1
         assert b.read_metric("dsuf_fleet_members") == 1
         assert b.read_metric("dsuf_fleet_directory_up") == 1
+
+
+async def test_a_node_with_another_secret_gets_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any turn needs a peer; the others name it, serve on, and take from each other as ever."""
+    monkeypatch.setattr(fleet, "SWEEP_S", 0.05)
+    async with running(monkeypatch, a="both", b="both", Odd="both") as (a, b, odd):
+        await until(lambda: all(place.read_metric("dsuf_peer_refusals") for place in (a, b, odd)))
+        await until(lambda: odd.read_metric("dsuf_peer_refusals") == 2)
+        pulses = [Pulse(place.settings, place.metrics) for place in (a, odd)]
+        for place, pulse in zip((a, odd), pulses, strict=True):
+            pulse.starting = None
+            pulse.watch_fleet(place.fleet.facts)
+            assert pulse.readiness().ready
+        assert [text.split(":")[1].strip() for text in pulses[0].readiness().degraded] == ["Odd"]
+        told = pulses[1].readiness().degraded
+        assert [text.split(":")[1].strip() for text in told] == ["a", "b"]
+        assert all(text.startswith("peers: ") and "another secret?" in text for text in told)
+        assert odd.read_metric("dsuf_peer_refused_connections") >= 2
+        first = make_turn("one", range(1, 60))
+        said = await a.run(first)
+        second = make_turn("two", (*first.prompt.ids, *said.tokens, 5, 6))
+        await until_known(odd, second, 66)
+        reply = await odd.run(second)
+        assert reply.tokens == odd.engine.cold_tokens(second)
+        assert reply.usage.peer_tokens == 0
+        await until_known(b, second, 66)
+        assert (await b.run(second)).usage.peer_tokens >= 64
 
 
 async def test_a_prompt_is_computed_by_a_node_that_does_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,30 @@ async def test_ready_only_after_loading(model_dir: Path, tmp_path: Path, monkeyp
     assert lines[6].startswith("ready in ") and "curl -N http://127.0.0.1:" in output.getvalue()
 
 
+async def test_a_node_that_computes_prompts_for_others_gives_no_examples(model_dir: Path, tmp_path: Path) -> None:
+    """Clients would get 503; it says why there are none to compute for."""
+    output = io.StringIO()
+    settings = load_settings(
+        {
+            "engine": "scripted", "script": str(write_script(tmp_path, [FAST])), "model": str(model_dir),
+            "role": "prefill", "node_id": "one",
+        }
+    )  # fmt: skip
+    with bind("127.0.0.1", 0) as listener:
+        node = Node(settings, listener, Startup(output))
+        try:
+            await node.start()
+            status, headers, _ = await get(node, "/readyz")
+            assert (status, headers["x-dsuf-node"]) == (200, "one")
+            client = await Client.connect(node)
+            await client.ask("hi")
+            assert (await client.read_reply())[0] == 503
+            client.close()
+        finally:
+            assert await node.stop()
+    assert "without redis_url there are none" in output.getvalue() and "curl" not in output.getvalue()
+
+
 async def test_draining_cuts_nothing_and_refuses_the_rest(model_dir: Path, tmp_path: Path) -> None:
     async with running(model_dir, write_script(tmp_path, [SLOW, FAST])) as node:
         streams = [await Client.connect(node) for _ in range(4)]

@@ -100,6 +100,7 @@ async def test_refusals_say_why() -> None:
         with pytest.raises(QueueFull) as full:
             scheduler.submit(make_turn("3"))
         assert 1 <= (full.value.retry_after_s or 0) <= 10
+        assert full.value.message == "as many requests are waiting already as may: 2"
         with pytest.raises(InvalidRequest, match="already running"):
             scheduler.submit(make_turn("1"))
         tickets[1].cancel()

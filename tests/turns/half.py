@@ -11,6 +11,7 @@ from dsuf.kv.giver import LocalGiver
 from dsuf.kv.handoff import Giver, Offer, Piece
 from dsuf.kv.sessions import Sessions
 from dsuf.kv.taker import Taker
+from dsuf.kv.trace import Trace
 from dsuf.observe.metrics import Metrics
 from dsuf.sched.scheduler import Limits, Scheduler
 from dsuf.types import StepPlan, StepResult, Turn
@@ -122,9 +123,9 @@ class UnsteadyGiver(LocalGiver):
 
     before: Callable[[str], float]
 
-    async def offer(self, turn: Turn, pages: int, compute: bool = True) -> Offer | None:
+    async def offer(self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None) -> Offer | None:
         await asyncio.sleep(self.before("offer"))
-        return await super().offer(turn, pages, compute)
+        return await super().offer(turn, pages, compute, trace)
 
     async def read(self, offer: Offer, pieces: Sequence[Piece], into: Sequence[memoryview]) -> None:
         await asyncio.sleep(self.before("read"))

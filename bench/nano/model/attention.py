@@ -1,14 +1,14 @@
 """Compressed sparse attention: a window of own rows, and entries of a compressed cache that several layers share.
 
 The window is taken in chunks of its own size, each against itself and the chunk before. Selected entries are gathered
-once for all layers that use the selection; the gather's gradient is added up in float32.
+once for all layers that use the selection.
 """
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, pad
+from torch.nn.functional import linear, pad
 
 from bench.nano.model.experts import as_stored, matrix
 from bench.nano.model.norm import as_bf16, rms_norm, rotate
@@ -85,11 +85,6 @@ def make_entries(latents: Tensor, rotation: Tensor, quantised: bool) -> Tensor:
     """Compressed entries [entries, head_dim] of `latents`, turned by their first positions and quantised."""
     turned = rotate(latents, rotation)
     return q4_entry(turned) if quantised else turned
-
-
-def gather(entries: Tensor, chosen: Tensor) -> Tensor:
-    """Rows [rows, k, head_dim] of `entries` [n, head_dim] by number `chosen` [rows, k]."""
-    return embedding(chosen, entries.float()).to(entries.dtype)
 
 
 def window_mask(batch: int, length: int, window: int, floor: Tensor) -> Tensor:

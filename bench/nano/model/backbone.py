@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from bench.nano.mode import Mode
-from bench.nano.model.attention import Seen, gather, window_mask
+from bench.nano.model.attention import Seen, window_mask
 from bench.nano.model.engram import EngramRows
+from bench.nano.model.gather import gather
 from bench.nano.model.indexer import divergence, score_all, score_chosen
 from bench.nano.model.layer import Layer
 from bench.nano.model.mixing import enter_streams, mean_of_streams

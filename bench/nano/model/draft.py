@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, embedding, linear, log_softmax
+from torch.nn.functional import binary_cross_entropy_with_logits, linear, log_softmax
 
-from bench.nano.model.attention import gather
 from bench.nano.model.experts import as_stored, matrix
+from bench.nano.model.gather import gather
 from bench.nano.model.layer import Stage
 from bench.nano.model.mixing import collapse, enter_streams
 from bench.nano.model.norm import as_bf16, rms_norm
@@ -82,7 +82,7 @@ class Choice(nn.Module):
     def forward(self, streams: Tensor, pre: Tensor, head: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [rows, vocabulary] and confidence [rows] given the token `previous` [rows] to each choice."""
         hidden = collapse(streams, pre)
-        markov = embedding(previous, as_bf16(self.markov_head.embed))
+        markov = gather(as_bf16(self.markov_head.embed), previous)
         own = linear(rms_norm(hidden, self.norm, self.eps).float(), as_bf16(head.detach()))
         logits = own + linear(markov, as_bf16(self.markov_head.head))
         joined = torch.cat([hidden.float(), markov], 1)
@@ -113,7 +113,7 @@ class Draft:
         block = torch.arange(size, device=ids.device)
         place = (anchors.positions[:, None] + block).flatten()
         entered = torch.where(block == 0, ids[anchors.rows][:, None], c.dspark_noise_token_id).flatten()
-        streams, pre = enter_streams(embedding(entered, embed.detach()).to(taps.dtype), c.hc_mult)
+        streams, pre = enter_streams(embed.detach()[entered].bfloat16().to(taps.dtype), c.hc_mult)
         context, turned = self.mtp.intake(taps, quantised), self.rotary[place]
         near, mask = self._window(anchors)
         loads = []

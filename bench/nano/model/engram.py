@@ -3,9 +3,10 @@
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, pad
+from torch.nn.functional import linear, pad
 
 from bench.nano.model.experts import as_stored, matrix
+from bench.nano.model.gather import gather
 from bench.nano.model.norm import as_bf16, inverse_rms
 from bench.nano.model.quantiser import dense_weight, q8, table
 from dsuf.checkpoint.config import ModelConfig
@@ -57,7 +58,7 @@ class Engram(nn.Module):
     def forward(self, streams: Tensor, rows: Tensor, quantised: bool) -> Tensor:
         """`streams` [rows, s, dim] with the memory of table `rows` [rows, columns] added."""
         stored = table(self.embed) if quantised else self.embed
-        memory = embedding(rows, stored).flatten(1).to(streams.dtype)
+        memory = gather(stored, rows).flatten(1).to(streams.dtype)
         weight = as_stored(self.wkv, dense_weight, quantised, streams.dtype)
         projected = linear(q8(memory) if quantised else memory, weight).unflatten(1, (self.config.hc_mult + 1, -1))
         keys, value, wide = projected[:, :-1].float(), projected[:, -1:].float(), streams.float()

@@ -6,9 +6,10 @@ layers which use the choice pay to its entries; the inputs are detached, so noth
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, log_softmax
+from torch.nn.functional import linear, log_softmax
 
 from bench.nano.model.experts import as_stored, matrix
+from bench.nano.model.gather import gather
 from bench.nano.model.norm import rms_norm, rotate
 from bench.nano.model.quantiser import dense_weight, q4_index
 from dsuf.checkpoint.config import ModelConfig
@@ -65,8 +66,7 @@ def score_all(queries: Tensor, weights: Tensor, keys: Tensor, batch: int) -> Ten
 
 def score_chosen(queries: Tensor, weights: Tensor, keys: Tensor, chosen: Tensor) -> Tensor:
     """Scores [rows, k] of every row against the keys numbered `chosen` [rows, k], float32."""
-    picked = embedding(chosen, keys.float()).to(keys.dtype)
-    by_head = torch.bmm(queries, picked.transpose(1, 2)).float().relu()
+    by_head = torch.bmm(queries, gather(keys, chosen).transpose(1, 2)).float().relu()
     return (by_head * weights.float()[:, :, None]).sum(1)
 
 

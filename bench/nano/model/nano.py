@@ -4,12 +4,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, embedding, linear
+from torch.nn.functional import cross_entropy, linear
 
 from bench.nano.mode import Mode
 from bench.nano.model.backbone import Backbone, Pass
 from bench.nano.model.draft import Anchors, Draft, Drafted, DraftHead, judge
 from bench.nano.model.experts import Router
+from bench.nano.model.gather import gather
 from bench.nano.model.mixing import collapse
 from bench.nano.model.norm import as_bf16, rms_norm
 from dsuf.checkpoint.config import ModelConfig
@@ -88,13 +89,12 @@ class Nano(nn.Module):
         return self._draft(ids, self._run(ids, mode, replay_from), anchors, mode, replay_from)
 
     def _run(self, ids: Tensor, mode: Mode, replay_from: Tensor | None) -> Pass:
-        h = embedding(ids.flatten(), self.embed).bfloat16().to(self.dtype)
+        h = gather(self.embed, ids.flatten()).bfloat16().to(self.dtype)
         return self.backbone(h, ids, mode, replay_from)
 
     def _predict(self, done: Pass) -> Tensor:
         """Logits [rows, vocabulary] float32."""
-        normed = rms_norm(collapse(done.streams, done.pre), self.norm, self.config.norm_eps)
-        return linear(normed.float(), as_bf16(self.head))
+        return predict(done.streams, done.pre, self.norm, self.head, self.config.norm_eps)
 
     def _draft(self, ids: Tensor, done: Pass, anchors: Tensor, mode: Mode, replay_from: Tensor | None) -> Drafted:
         length = ids.shape[1]
@@ -103,6 +103,11 @@ class Nano(nn.Module):
         rotary = self.backbone.window_table
         draft, rotation = Draft(self.config, self.mtp, rotary), rotary[:length].repeat(len(ids), 1, 1)
         return draft.run(ids.flatten(), done.taps, rotation, begun, self.embed, self.head, mode.quantised)
+
+
+def predict(streams: Tensor, pre: Tensor, norm: Tensor, head: Tensor, eps: float) -> Tensor:
+    """Logits [rows, vocabulary] float32 of final `streams` [rows, s, dim]."""
+    return linear(rms_norm(collapse(streams, pre), norm, eps).float(), as_bf16(head))
 
 
 class Near(NamedTuple):

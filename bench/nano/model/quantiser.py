@@ -1,6 +1,7 @@
 """The release's roundings, exact to the bit, with gradients passed straight through them.
 
-Scales come from the bits of the largest magnitude, elements from an addition that rounds at the wanted place; see `dsuf.reference.quant` for the formulas.
+Scales come from the bits of the largest magnitude, elements from an addition that rounds at the wanted place; see
+`dsuf.reference.quant` for the formulas.
 """
 
 import torch

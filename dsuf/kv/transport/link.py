@@ -53,7 +53,7 @@ class Link:
         self._seen: dict[int, None] = {}
         self._number = 0
         self._loop = asyncio.get_running_loop()
-        self._heard_s = self._loop.time()
+        self._heard_s, self._heard = self._loop.time(), asyncio.Event()
         self._lost: PeerLost | None = None
         self._timer = self._loop.call_later(silence_s / 3, self._watch)
         self._running = self._loop.create_task(self._run())
@@ -85,12 +85,24 @@ class Link:
             raise PeerError(reply.text)
         return reply
 
+    async def probe(self, seconds: float) -> bool:
+        """Whether there is a sign of life within `seconds`, for which the other end is asked."""
+        self._heard.clear()
+        self._send(Ping())
+        try:
+            async with asyncio.timeout(seconds):
+                await self._heard.wait()
+        except TimeoutError:
+            return False
+        return self._lost is None
+
     def end(self, why: str) -> None:
         """Break off: whoever waits gets `PeerLost`; idempotent."""
         if self._lost is not None:
             return
         self._lost = PeerLost(why)
         self._timer.cancel()
+        self._heard.set()
         self._wire.close()
         for answer in self._asked.values():
             if not answer.done():
@@ -115,6 +127,7 @@ class Link:
             while True:
                 frame = await self._wire.receive()
                 self._heard_s = self._loop.time()
+                self._heard.set()
                 self._take(decode(frame))
         except PeerError as error:
             self.end(str(error))

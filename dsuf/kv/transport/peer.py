@@ -1,13 +1,14 @@
 """A remote node as a giver: connected when it is first asked, and anew after it was lost."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from dsuf.errors import PeerError, PeerLost
 from dsuf.kv.calls import work
 from dsuf.kv.handoff import Offer, Piece
-from dsuf.kv.trace import ID_BYTES
+from dsuf.kv.trace import ID_BYTES, Trace
 from dsuf.kv.transport.data import STALL_S
 from dsuf.kv.transport.fallback import FallbackMover
 from dsuf.kv.transport.hello import Stream, Terms
@@ -69,7 +70,7 @@ class _Taken:
 
 class PeerGiver:
     """Implements `Giver` for the remote node `name`. `dial` makes a connection, and raises `PeerError`; `on_read` hears
-    how many bytes came.
+    how many bytes came. `refusal` says why it was no connection the last time, where one of the two did not want one.
 
     Calls raise `PeerLost` (which is a `ConnectionError`) or `TimeoutError` where the node is gone or slow, `PeerError`
     where it refuses.
@@ -82,6 +83,7 @@ class PeerGiver:
     ) -> None:  # fmt: skip
         self.name = name
         self.pulled_bytes = 0
+        self.refusal = ""
         self._on_read = on_read
         self._dial, self._ask_s, self._tell_s, self._silence_s = dial, ask_s, tell_s, silence_s
         self._first_retry_s = self._retry_s = retry_s
@@ -97,10 +99,10 @@ class PeerGiver:
         """Whether a connection stands."""
         return self._line is not None and self._line.link.is_open
 
-    async def offer(self, turn: Turn, pages: int, compute: bool = True) -> Offer | None:
+    async def offer(self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None) -> Offer | None:
         """As `Giver.offer`. The lease's time counts from now."""
         line = await self._connect()
-        order = None if turn.id in line.known else await self._pack(line, turn)
+        order = None if turn.id in line.known else await self._pack(line, turn, trace)
         while True:
             asked_s = asyncio.get_running_loop().time()
             answer = await line.link.ask(Ask(turn.id, pages, compute, order), self._ask_s)
@@ -108,7 +110,7 @@ class PeerGiver:
                 break
             if order is not None:
                 raise PeerError(answer.text)
-            order = await self._pack(line, turn)
+            order = await self._pack(line, turn, trace)
         if not isinstance(answer, Offered):
             raise PeerError("an answer to another question")
         if turn.id not in line.known:
@@ -163,6 +165,15 @@ class PeerGiver:
         if (line := self._line) is not None and line.link.is_open:
             await self._tell(line, Disconnect(number))
 
+    async def greet(self) -> None:
+        """Connect, to find out whether that goes."""
+        with contextlib.suppress(PeerError):
+            await self._connect()
+
+    async def is_alive(self, seconds: float) -> bool:
+        """Whether a connection stands, and the node gives a sign of life within `seconds`."""
+        return self._line is not None and await self._line.link.probe(seconds)
+
     async def close(self) -> None:
         """Say no more, and wait until nothing goes on."""
         self._closed = True
@@ -172,10 +183,10 @@ class PeerGiver:
         if self._line is not None:
             await self._line.link.close()
 
-    async def _pack(self, line: _Line, turn: Turn) -> Order:
+    async def _pack(self, line: _Line, turn: Turn, trace: Trace | None) -> Order:
         """The order for a turn, which `line` knows from now on, unless it is left meanwhile; raises `PeerLost` then."""
         line.known.add(turn.id)
-        order = await work(len(turn.prompt.ids) * ID_BYTES, pack_turn, turn)
+        order = await work(len(turn.prompt.ids) * ID_BYTES, pack_turn, turn, trace)
         if turn.id not in line.known:
             raise PeerLost("nobody wants the turn any more")
         return order
@@ -212,8 +223,10 @@ class PeerGiver:
         self._connecting = None
         error = None if task.cancelled() else task.exception()
         if error is None:
-            self._retry_s = self._first_retry_s
+            self._retry_s, self.refusal = self._first_retry_s, ""
             return
+        if isinstance(error, PeerError) and not isinstance(error, PeerLost):
+            self.refusal = str(error)
         self._why = str(error)
         self._not_before_s = asyncio.get_running_loop().time() + self._retry_s
         self._retry_s = min(2 * self._retry_s, RETRY_MOST_S)

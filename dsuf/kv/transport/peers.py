@@ -1,7 +1,8 @@
 """All peers of a node, as far as it asks them for caches: one connection each, made when it is first needed."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 from dsuf.kv.directory.contract import Member
 from dsuf.kv.pulls import Speed
@@ -38,7 +39,7 @@ class FleetPeers:
         self._me, self._sessions, self._metrics = me, sessions, metrics
         self._terms, self._credentials, self._fabric, self._deadline_s = terms, credentials, fabric, deadline_s
         self._peers: dict[tuple[str, str], _Peer] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def taker(self, member: Member) -> Taker | None:
         """What takes caches over from `member`; None while it is left alone."""
@@ -58,13 +59,26 @@ class FleetPeers:
         peer = self._reach(member)
         peer.speed = peer.speed.learn(size_bytes, seconds)
 
+    async def is_alive(self, member: Member, seconds: float) -> bool:
+        """Whether it gives a sign of life within `seconds`."""
+        return await self._reach(member).giver.is_alive(seconds)
+
+    def refusals(self) -> dict[str, str]:
+        """By node, why there is no connection to it: it or this node does not want one."""
+        return {node: peer.giver.refusal for (node, _), peer in sorted(self._peers.items()) if peer.giver.refusal}
+
+    def greet(self, members: Iterable[Member]) -> None:
+        """Connect to those of `members` to which that was not tried yet: a node that others refuse should say so before
+        a turn needs them."""
+        for member in members:
+            if (member.node, member.boot) not in self._peers:
+                self._watch(self._reach(member).giver.greet())
+
     def keep(self, members: Iterable[Member]) -> None:
         """Part from all that are none of `members`."""
         alive = {(member.node, member.boot) for member in members}
         for key in [key for key in self._peers if key not in alive]:
-            task = asyncio.ensure_future(self._peers.pop(key).giver.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._watch(self._peers.pop(key).giver.close())
 
     def counters(self) -> dict[str, int]:
         """Connections that stand, by what moves bytes, and peers that are left alone."""
@@ -76,7 +90,13 @@ class FleetPeers:
     async def close(self) -> None:
         """Part from all."""
         self.keep(())
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have `work` done, which nobody waits for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _reach(self, member: Member) -> _Peer:
         """The peer that `member` is, not connected yet if it is new."""

@@ -10,18 +10,16 @@ def join_neighbours(views: Sequence[memoryview]) -> list[memoryview]:
     """The bytes of `views` in their order, those that lie one behind the other in one memory as one view. All can be
     written to."""
     runs: list[memoryview] = []
-    start = end = 0
+    first, start, end = memoryview(b""), 0, 0
     for view in views:
         if not len(view):
             continue
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-        if runs and address == end and runs[-1].obj is view.obj:
-            runs[-1] = _cut(view, start, end + len(view))
-        else:
-            runs.append(view)
-            start = address
+        if address != end or first.obj is not view.obj:
+            runs += _cut(first, start, end)
+            first, start = view, address
         end = address + len(view)
-    return runs
+    return [*runs, *_cut(first, start, end)]
 
 
 def cut_chunks(runs: Sequence[memoryview], size_bytes: int = CHUNK_BYTES) -> Iterator[list[memoryview]]:
@@ -41,8 +39,10 @@ def cut_chunks(runs: Sequence[memoryview], size_bytes: int = CHUNK_BYTES) -> Ite
         yield chunk
 
 
-def _cut(view: memoryview, start: int, stop: int) -> memoryview:
-    """The bytes from address `start` to `stop` of the memory that `view` is of."""
+def _cut(view: memoryview, start: int, stop: int) -> list[memoryview]:
+    """The bytes from address `start` to `stop` of the memory that `view`, which begins there, is of; none of none."""
+    if stop - start == len(view):
+        return [view] if len(view) else []
     whole = memoryview(view.obj).cast("B")
     base = ctypes.addressof(ctypes.c_char.from_buffer(whole))
-    return whole[start - base : stop - base]
+    return [whole[start - base : stop - base]]

@@ -3,10 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from dsuf.errors import CheckpointError, PeerError
 from dsuf.kv.calls import work
 from dsuf.kv.giver import LocalGiver
 from dsuf.kv.handoff import Offer, Piece
+from dsuf.kv.trace import Trace
 from dsuf.kv.transport.mover import Owner
 from dsuf.kv.transport.wire import (
     Answer,
@@ -19,8 +22,10 @@ from dsuf.kv.transport.wire import (
     Invite,
     Leave,
     Offered,
+    Order,
     Question,
     Release,
+    trace_order,
     unpack_turn,
 )
 from dsuf.types import Turn
@@ -33,11 +38,12 @@ Invited = Callable[[Turn], Awaitable[bool]]
 
 
 class _Asked:
-    """A turn that the peer asks for, once it is unpacked; when it did so last, and how many of its questions are under
-    way."""
+    """A turn that the peer asks for, once it is read: with its tokens where it is to be computed, else with its trace.
+    When it was asked for last, and how many of its questions are under way."""
 
     def __init__(self) -> None:
         self.turn: Turn | None = None
+        self.trace: Trace | None = None
         self.last_s = 0.0
         self.busy = 0
 
@@ -99,7 +105,7 @@ class GiverService:
         """`Giver.offer`, for a turn that the peer has sent or sends now."""
         self._forget_idle()
         asked = self._turns.get(body.turn)
-        if asked is None and body.order is None:
+        if body.order is None and (asked is None or (body.compute and asked.trace is not None)):
             return Failed("unknown turn", unknown=True)
         if asked is None:
             if len(self._turns) >= MOST_TURNS:
@@ -108,10 +114,10 @@ class GiverService:
         asked.busy += 1
         try:
             if body.order is not None:
-                asked.turn = await work(len(body.order.ids), unpack_turn, body.order, self._prefix + body.turn)
+                await self._read(asked, body, body.order)
             if asked.turn is None or self._turns.get(body.turn) is not asked:
                 raise PeerError("the turn was left, or is not here yet")
-            offer = await self._giver.offer(asked.turn, body.pages, body.compute)
+            offer = await self._giver.offer(asked.turn, body.pages, body.compute, asked.trace)
         finally:
             asked.busy -= 1
             asked.last_s = asyncio.get_running_loop().time()
@@ -121,6 +127,15 @@ class GiverService:
             await self._giver.leave(asked.turn)
             raise PeerError("the turn was left")
         return Offered(offer)
+
+    async def _read(self, asked: _Asked, body: Ask, order: Order) -> None:
+        """Read a turn that the peer sends; raises `PeerError`."""
+        name = self._prefix + body.turn
+        if body.compute:
+            asked.turn, asked.trace = await work(len(order.ids), unpack_turn, order, name), None
+        else:
+            asked.trace = await work(len(order.ids), trace_order, self._giver.layout, order)
+            asked.turn = msgspec.structs.replace(order.rest, id=name)
 
     async def _leave(self, name: str) -> None:
         """Nobody wants the turn any more."""

@@ -1,6 +1,7 @@
 """Reading a peer's arena over TCP: bytes go from the socket into the buffers they are for."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from dsuf.kv.transport.runs import CHUNK_BYTES, join_neighbours
 from dsuf.kv.transport.wire import LENGTH
 
 _TEXT_BYTES = 256
+_AT_ONCE_BYTES = 512 << 10
+"""So much of a chunk should have come before the event loop is woken for it, where that can be had."""
 
 
 class TcpMover:
@@ -95,6 +98,9 @@ class Inlet(asyncio.BufferedProtocol):
         self._coming: _Coming | None = None
         self._text = b""
         self._waste = memoryview(bytearray(CHUNK_BYTES // 16))
+        secure = self._transport.get_extra_info("ssl_object") is not None  # where bytes are not those of the socket
+        self._socket = None if secure else self._transport.get_extra_info("socket")
+        self._least_bytes = 1
         self._moved_s = self._loop.time()
         self._timer = self._loop.call_later(stall_s / 2, self._watch)
 
@@ -149,6 +155,7 @@ class Inlet(asyncio.BufferedProtocol):
         elif self._coming is not None:
             self._coming.advance(nbytes)
         self._left -= nbytes
+        self._wait_for(_AT_ONCE_BYTES if self._left >= _AT_ONCE_BYTES else 1)
         if not self._left and self._kind == FAILED:
             self._fail()
 
@@ -175,6 +182,12 @@ class Inlet(asyncio.BufferedProtocol):
             self._fetches.pop(number, None)
             if not size_bytes:
                 self._fail()
+
+    def _wait_for(self, size_bytes: int) -> None:
+        """Let the socket be quiet until so much is there; it has to be on its way."""
+        if self._socket is not None and size_bytes != self._least_bytes:
+            self._least_bytes = size_bytes
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
     def _fail(self) -> None:
         """A fetch was refused, or cut short."""

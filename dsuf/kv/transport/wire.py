@@ -9,8 +9,9 @@ import numpy as np
 
 from dsuf.errors import PeerError
 from dsuf.kv.handoff import Offer
+from dsuf.kv.trace import Trace, make_trace
 from dsuf.kv.transport.queue_pair import QueuePairEnd, RemoteMemory
-from dsuf.types import Turn
+from dsuf.types import CacheLayout, Turn
 
 PROTOCOL = 1
 FRAME_BYTES = 16 << 20
@@ -21,10 +22,12 @@ _PIECE_TOKENS = 16_384
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
-    """A turn as it travels: `ids` are the prompt's tokens, 4 bytes each, little-endian; `rest` the turn without."""
+    """A turn as it travels: `ids` are the prompt's tokens, 4 bytes each, little-endian; `rest` the turn without;
+    `links` the digests of its whole pages, where they are known."""
 
     ids: bytes
     rest: Turn
+    links: bytes = b""
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
@@ -163,21 +166,40 @@ def decode(frame: bytes) -> Message:
         raise PeerError(f"a message that cannot be read: {error}") from error
 
 
-def pack_turn(turn: Turn) -> Order:
-    """`turn` for the way; its ids piece by piece, since other threads stand still meanwhile. In a thread."""
-    ids = turn.prompt.ids
-    pieces = (np.array(ids[start : start + _PIECE_TOKENS], "<u4") for start in range(0, len(ids), _PIECE_TOKENS))
-    packed = b"".join(piece.tobytes() for piece in pieces)
+def pack_turn(turn: Turn, trace: Trace | None = None) -> Order:
+    """`turn`, with the `trace` of its prompt where that is known, for the way. In a thread."""
     prompt = msgspec.structs.replace(turn.prompt, ids=())
-    return Order(packed, msgspec.structs.replace(turn, prompt=prompt))
+    rest = msgspec.structs.replace(turn, prompt=prompt)
+    if trace is not None:
+        return Order(np.frombuffer(trace.ids, "<i8").astype("<u4").tobytes(), rest, b"".join(trace.chain[1:]))
+    # Piece by piece, since other threads stand still meanwhile.
+    ids = turn.prompt.ids
+    pieces = (ids[start : start + _PIECE_TOKENS] for start in range(0, len(ids), _PIECE_TOKENS))
+    return Order(b"".join(struct.pack(f"<{len(piece)}I", *piece) for piece in pieces), rest)
+
+
+def trace_order(layout: CacheLayout, order: Order) -> Trace:
+    """The trace of a prompt on its way, to look things up with: its tokens are not unpacked, nor its pages hashed.
+
+    In a thread. Raises `PeerError`.
+    """
+    _check(order)
+    prompt = order.rest.prompt
+    ids = np.frombuffer(order.ids, "<u4").astype("<i8").tobytes()
+    return make_trace(layout, prompt.salt, ids, prompt.spans, order.links)
 
 
 def unpack_turn(order: Order, name: str) -> Turn:
     """The turn of `order`, under another name. In a thread. Raises `PeerError`."""
-    if len(order.ids) % 4:
-        raise PeerError("a prompt with a part of a token")
+    _check(order)
     size = 4 * _PIECE_TOKENS
     pieces = (np.frombuffer(order.ids[at : at + size], "<u4").tolist() for at in range(0, len(order.ids), size))
     ids = tuple(chain.from_iterable(pieces))
     prompt = msgspec.structs.replace(order.rest.prompt, ids=ids)
     return msgspec.structs.replace(order.rest, id=name, prompt=prompt)
+
+
+def _check(order: Order) -> None:
+    """Raise `PeerError` where it has no whole number of tokens."""
+    if len(order.ids) % 4:
+        raise PeerError("a prompt with a part of a token")

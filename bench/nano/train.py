@@ -81,11 +81,11 @@ def train(options: argparse.Namespace, journal: Journal) -> int:
             return 0
         journal.write("prepared", what="optimiser", **work.prepare_step()._asdict())
         training.run(options.piece_minutes * 60 - (time.monotonic() - began), fit=options.fit)
-        figures = training.check(default=options.checks)
-    checkpoint = options.out / "checkpoint"
-    checkpoint.mkdir(exist_ok=True)
-    export(model, checkpoint, tokenizer.read_bytes())
-    journal.write("exported", took_s=time.monotonic() - began, share=progress.share, figures=figures)
+        checkpoint = options.out / "checkpoint"
+        checkpoint.mkdir(exist_ok=True)
+        export(model, checkpoint, tokenizer.read_bytes())
+        journal.write("exported", took_s=time.monotonic() - began, share=progress.share)
+        training.check(default=options.checks)
     return 0 if progress.share >= 1 else UNFINISHED
 
 

@@ -1,7 +1,8 @@
 """Time of a sum over the GPUs of one host, as two launches: announce, then read everybody's part and add.
 
 Every GPU runs a graph of many sums, one behind the other; parts take turns as in a step. Sums are checked against
-NumPy's on every GPU. With one GPU the same kernels run with nobody to wait for: what is left is the launches.
+NumPy's on every GPU. With one GPU the same kernels run with nobody to wait for: what is left is the launches. Beside
+them: NCCL's sums in the same form where CuPy has it, and copies of 16 bytes from one GPU to the other.
 
     python bench/peers.py [--rows 1 6 16 96 256]
 """
@@ -10,6 +11,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.nccl import NcclGroup, lacks_nccl
 from bench.report import Row, publish
 from dsuf.checkpoint.config import load_config
 from dsuf.checkpoint.forms import RELEASED
@@ -28,6 +31,7 @@ from dsuf.cuda.machine import build_kernels
 CONFIG = load_config(RELEASED / "config.json")
 CHAIN, REPLAYS, WARM_UP = 80, 40, 5
 PATIENCE_US = 1_000_000
+MEMCPY_DEFAULT = 4
 
 
 class Member:
@@ -88,6 +92,56 @@ def measure(kernels: Sequence[tuple[Device, Kernels]], rows: int) -> Iterator[Ro
             place.set(part.view(np.uint16))
     for member in members:
         member.meet(members)
+    times = time_us(members)
+    check(members, parts)
+    yield row_of("announce and reduce", len(members), rows, times)
+    if len(members) > 1 and not lacks_nccl():
+        graphs = group_of(len(members)).capture(
+            [member.parts[0] for member in members], [member.out for member in members],
+            [member.stream for member in members], CHAIN,
+        )  # fmt: skip
+        for member, graph in zip(members, graphs, strict=True):
+            member.graph = graph
+        yield row_of("NCCL", len(members), rows, time_us(members))
+
+
+def row_of(what: str, gpus: int, rows: int, times: Sequence[float]) -> Row:
+    """The figures of times in microseconds."""
+    return {
+        "by": what, "gpus": gpus, "rows": rows, "kilobytes": round(rows * CONFIG.dim * 2 / 1e3, 1),
+        "median_us": round(statistics.median(times), 2), "p90_us": round(sorted(times)[int(0.9 * len(times))], 2),
+        "min_us": round(min(times), 2), "max_us": round(max(times), 2),
+    }  # fmt: skip
+
+
+@cache
+def group_of(count: int) -> NcclGroup:
+    """NCCL's communicators, made once."""
+    return NcclGroup(count)
+
+
+def measure_link() -> Row:
+    """Copies of 16 bytes to the other GPU, one behind the other in a graph."""
+    cupy.cuda.Device(1).use()
+    there = cupy.zeros(4, cupy.int32)
+    cupy.cuda.Device(0).use()
+    here, stream = cupy.zeros(4, cupy.int32), cupy.cuda.Stream(non_blocking=True)
+    stream.begin_capture()
+    for _ in range(CHAIN):
+        cupy.cuda.runtime.memcpyAsync(there.data.ptr, here.data.ptr, here.nbytes, MEMCPY_DEFAULT, stream.ptr)
+    graph, times = stream.end_capture(), []
+    for _ in range(WARM_UP + REPLAYS):
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record(stream)
+        graph.launch(stream)
+        stop.record(stream)
+        stop.synchronize()
+        times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e3 / CHAIN)
+    return {**row_of("copy of 16 bytes", 2, 0, times[WARM_UP:]), "kilobytes": 0.016}
+
+
+def time_us(members: Sequence[Member]) -> list[float]:
+    """Microseconds of a sum, of each replay of the chains that the members have."""
     times = []
     for number in range(WARM_UP + REPLAYS):
         marks = [member.go() for member in members]
@@ -96,11 +150,7 @@ def measure(kernels: Sequence[tuple[Device, Kernels]], rows: int) -> Iterator[Ro
             stop.synchronize()
         if number >= WARM_UP:
             times.append(max(cupy.cuda.get_elapsed_time(*pair) for pair in marks) * 1e3 / CHAIN)
-    check(members, parts)
-    yield {
-        "gpus": len(members), "rows": rows, "kilobytes": round(rows * CONFIG.dim * 2 / 1e3, 1),
-        "median_us": round(statistics.median(times), 2), "min_us": round(min(times), 2), "max_us": round(max(times), 2),
-    }  # fmt: skip
+    return times
 
 
 def check(members: Sequence[Member], parts: Any) -> None:
@@ -138,7 +188,9 @@ def main() -> None:
     peers = open_peers(count)
     rows = [row for n in args.rows for row in measure(peers[:1], n)]
     if count > 1:
+        print(lacks_nccl())
         rows += [row for n in args.rows for row in measure(peers, n)]
+        rows.append(measure_link())
     publish("peers", rows, f"{count} x {peers[0][0].name}")
 
 

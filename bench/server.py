@@ -40,7 +40,8 @@ class Server(msgspec.Struct, frozen=True):
 def serve(log: Path, *arguments: str) -> Iterator[Server]:
     """Run `dsuf serve` with `arguments` on a free port; its log goes to `log`. SIGTERM must end it with exit code 0."""
     command = [sys.executable, "-m", "dsuf", "serve", "--port", "0", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    found = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(found), "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as errors:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:

@@ -36,12 +36,14 @@ AHEAD = 6
 CHUNK_TOKENS, REPLY_TOKENS = 128, 120
 """The longest piece of a prompt that a step computes, and the longest reply."""
 
-REPLAYED = 200
+REPLAYED, KEPT = 200, 400
+"""Replies that are generated again, and those that they are chosen from."""
+
 SWITCH_S = 0.0005
 """How long a thread keeps the interpreter's lock while another waits for it, as in a node."""
 MIB = 1 << 20
-DEVICE_GROWTH_MIB, HOST_GROWTH_MIB = 0, 64
-"""How much memory may grow from the first quarter to the end; replies that are kept for the replay are host memory."""
+DEVICE_GROWTH_MIB, HOST_GROWTH_MIB = 0, 16
+"""How much memory may grow from the first quarter to the end."""
 
 PAUSE_STEPS, REPORTED_PAUSES = 500, 10
 """Steps from one pause to the next."""
@@ -75,7 +77,7 @@ class Campaign:
     def __init__(self, engine: CudaEngine, seed: int, longest_tokens: int) -> None:
         self.engine, self.rng, self.longest = engine, random.Random(seed), longest_tokens
         self.free, self.guests = list(range(engine.layout.pages)), dict[str, Guest]()
-        self.steps = self.left = self.number = 0
+        self.steps = self.left = self.number = self.heard = 0
         self.spoken: list[Spoken] = []
 
     async def run(self, steps: int, pause: Any = None, until_s: float = math.inf) -> None:
@@ -154,11 +156,19 @@ class Campaign:
         """Detach those that have ended, and a few others."""
         for guest in list(self.guests.values()):
             if guest.ended:
-                self.spoken.append(Spoken(guest.turn, guest.ids))
+                self._keep(Spoken(guest.turn, guest.ids))
                 self._leave(guest)
             elif self.rng.random() < 0.01:
                 self.left += 1
                 self._leave(guest)
+
+    def _keep(self, spoken: Spoken) -> None:
+        """Remember `KEPT` turns, every one of them with the same chance."""
+        self.heard += 1
+        if len(self.spoken) < KEPT:
+            self.spoken.append(spoken)
+        elif (place := self.rng.randrange(self.heard)) < KEPT:
+            self.spoken[place] = spoken
 
     def _leave(self, guest: Guest) -> None:
         self.engine.detach(guest.turn.id)
@@ -193,7 +203,7 @@ async def measure(engines: Sequence[CudaEngine], steps: int, seed: int, limit_s:
     differ = sum(await asyncio.gather(*[each.replay(REPLAYED // len(engines)) for each in campaigns]))
     settled, last = memory[len(memory) // 4], memory[-1]
     return {
-        "engines": len(engines), "steps": done, "turns": sum(len(each.spoken) for each in campaigns),
+        "engines": len(engines), "steps": done, "turns": sum(each.heard for each in campaigns),
         "left": sum(each.left for each in campaigns), "replayed": REPLAYED // len(engines) * len(engines),
         "different": differ, "device_growth_bytes": settled[0] - last[0], "host_growth_bytes": last[1] - settled[1],
         "seconds": round(took_s), "steps_per_s": round(done / took_s),

@@ -29,6 +29,7 @@ from bench.nano.masters import load_state
 from bench.nano.model import METRICS, Nano
 from bench.nano.model.regions import compile_regions
 from bench.nano.optimiser import Optimiser, name_parameters
+from bench.nano.sharpen import sharpen
 from bench.nano.sizes import SIZES, TOY
 from bench.nano.stages import passes
 from bench.nano.start import fix_embedding, start_weights
@@ -81,11 +82,12 @@ def train(options: argparse.Namespace, journal: Journal) -> int:
             return 0
         journal.write("prepared", what="optimiser", **work.prepare_step()._asdict())
         training.run(options.piece_minutes * 60 - (time.monotonic() - began), fit=options.fit)
-        figures = training.check(default=options.checks)
-    checkpoint = options.out / "checkpoint"
-    checkpoint.mkdir(exist_ok=True)
-    export(model, checkpoint, tokenizer.read_bytes())
-    journal.write("exported", took_s=time.monotonic() - began, share=progress.share, figures=figures)
+        sharpen(model)
+        checkpoint = options.out / "checkpoint"
+        checkpoint.mkdir(exist_ok=True)
+        export(model, checkpoint, tokenizer.read_bytes())
+        journal.write("exported", took_s=time.monotonic() - began, share=progress.share)
+        training.check(default=options.checks)
     return 0 if progress.share >= 1 else UNFINISHED
 
 

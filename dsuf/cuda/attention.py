@@ -12,6 +12,9 @@ from dsuf.cuda.launches import BRANCH, Pass
 LATENTS = "wq_a_kv"
 """The region of the matrices that make query latents and window keys, one behind the other."""
 
+INDEXED = ("full", "reindex")
+"""Modes of layers that select entries themselves, between the queries and attention."""
+
 WINDOW_ANGLES, COMPRESSED_ANGLES, GROUP_ANGLES = range(3)
 """Kinds of angles: of rows in window layers, of rows in compressed layers, of the groups that become entries there."""
 
@@ -109,7 +112,7 @@ class Attention:
     def run(self, todo: Pass) -> None:
         """Queue the branch of `input` into `branch`; the rows' cache rows are written on the way."""
         self._make_latents(todo)
-        indexed = self.mode in ("full", "reindex")
+        indexed = self.mode in INDEXED
         if indexed:
             self._prepare_index(todo.beside(BRANCH))
         self.projections.queries(todo)
@@ -253,7 +256,7 @@ class Attention:
             selected=work["selected"] if self.ratio else None,
             sink=self.arena[f"{self.prefix}.attn_sink"], angles=angles_of(todo, self.projections.kind),
             out=work["attended"], heads=c.n_heads, window_slots=c.window_size,
-            entry_slots=c.index_topk if self.ratio else 0,
+            entry_slots=c.index_topk if self.ratio else 0, early=int(self.mode not in INDEXED),
         )  # fmt: skip
 
     @property

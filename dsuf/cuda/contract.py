@@ -176,11 +176,17 @@ ROUTE_EXPERTS = Params(
     weights="*f32 rows picks", used="*i32? 1", expert="*i32? experts", first="*i32? experts+1",
     order="*i32? rows picks", arrived="*i32? 1", **_LIVE, rows="i32", experts="i32", picks="i32",
 )  # fmt: skip
+ROUTE_INPUT = Params(
+    "RouteInput", x="*bf16 rows dim", weight="*bf16 experts dim", logits="*f32 rows experts", bias="*f32 experts",
+    chosen="*i32 rows picks", weights="*f32 rows picks", used="*i32 1", expert="*i32 experts", first="*i32 experts+1",
+    order="*i32 rows picks", arrived="*i32 1", **_LIVE, rows="i32", experts="i32", picks="i32",
+)  # fmt: skip
 GROUP_EXPERTS = Params(
     "GroupExperts", chosen="*i32 rows picks", used="*i32 1", expert="*i32 experts", first="*i32 experts+1",
     order="*i32 rows picks", rows="i32", picks="i32", experts="i32",
 )  # fmt: skip
 _GROUPED = {"used": "*i32 1", "expert": "*i32 slots", "first": "*i32 slots+1", "order": "*i32 1"}
+ARRANGE_CODES = Params("ArrangeCodes", codes="*u8", count="i32")
 EXPERTS_UP = Params(
     "ExpertsUp", x="*bf16 dim", w1="*u8 inter dim/2", w1_scale="*u8 inter dim/32", w3="*u8 inter dim/2",
     w3_scale="*u8 inter dim/32", weights="*f32 picks", **_GROUPED, inner="*bf16 picks inter", shared="*u8 2 inter dim",
@@ -200,7 +206,7 @@ ATTEND_SPARSE = Params(
     "AttendSparse", q="*bf16 rows heads head_dim", window="*u8", fresh="*u8?", entries="*u8?",
     slots="*i32 rows window_slots", selected="*i32? rows entry_slots", sink="*f32 heads",
     angles="*f32 rows rope_dim", out="*bf16 rows heads head_dim", **_LIVE, rows="i32", heads="i32", window_slots="i32",
-    entry_slots="i32",
+    entry_slots="i32", early="i32",
 )  # fmt: skip
 _PAGED = {"table_pages": "i32", "page_rows": "i32", "block_count": "i32", "block_size": "i32"}
 INDEX_QUERIES = Params(

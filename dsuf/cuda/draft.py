@@ -41,6 +41,7 @@ class Stage(TransformerBlock):
             "attend_sparse", q=work["q"], window=self.ring, fresh=work["fresh"], entries=None, slots=work["windows"],
             selected=None, sink=self.arena[f"{self.prefix}.attn.attn_sink"], angles=angles_of(todo, WINDOW_ANGLES),
             out=work["attended"], heads=c.n_heads, window_slots=c.window_size + c.dspark_block_size, entry_slots=0,
+            early=1,
         )  # fmt: skip
         self.projections.output(todo)
 

@@ -25,7 +25,7 @@ from dsuf.cuda.step import Decoder, plan_step
 from dsuf.cuda.table import SOURCES
 from dsuf.cuda.toolchain import find_toolchain
 from dsuf.cuda.turns import Turns, plan_turns
-from dsuf.cuda.weights import load_weights, plan_weights
+from dsuf.cuda.weights import arrange_experts, load_weights, plan_weights
 from dsuf.cuda.workspace import plan_workspace
 from dsuf.errors import CommandError
 
@@ -150,6 +150,7 @@ class Machine:
         arena = Arena(plan_regions(config, setup, pages))
         try:
             pad_id = _fill(arena, directory, config, setup, device, progress)
+            arrange_experts(arena, kernels)
         except BaseException:
             arena.close()
             raise

@@ -9,6 +9,9 @@ _FORMS = (("", "weight"), ("_scale", "scale"))
 GROUPED = ("used", "expert", "first", "order")
 """Lists of a pass's pairs of row and expert, by expert."""
 
+MOST_ROWS_AT_ONCE = 8
+"""Rows that `route_input` serves."""
+
 
 class Moe:
     """The experts `prefix` of one block; it has `experts` routed ones, of which a row uses `picks`."""
@@ -27,7 +30,20 @@ class Moe:
         )
 
     def _route(self, todo: Pass) -> None:
+        """Queue router, choice and grouping: in one launch for few rows, unless a choice may be exchanged."""
         work, gate = todo.work, f"{self.prefix}.gate"
+        if todo.rows <= MOST_ROWS_AT_ONCE and not todo.observer:
+            todo.launch(
+                "route_input", x=work["input"], weight=self.arena[f"{gate}.weight"], logits=work["router"],
+                bias=self.arena[f"{gate}.bias"], chosen=work["chosen"], weights=work["chosen_weights"],
+                **{name: work[name] for name in GROUPED}, arrived=work["arrived"], experts=self.experts,
+                picks=self.picks,
+            )  # fmt: skip
+        else:
+            self._route_in_turn(todo, gate)
+
+    def _route_in_turn(self, todo: Pass, gate: str) -> None:
+        work = todo.work
         todo.launch(
             "project_bf16_few", x=work["input"], weight=self.arena[f"{gate}.weight"], out=work["router"],
             rounded=None, n=self.experts,

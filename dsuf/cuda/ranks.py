@@ -30,7 +30,7 @@ from dsuf.cuda.contract import DeviceArray
 from dsuf.cuda.group import MAX_RANKS, check_ranks, rank_config, split_tensors
 from dsuf.cuda.kernels import Device, Kernels
 from dsuf.cuda.machine import RESERVED_BYTES, Machine, Setup, build_kernels, count_pages, plan_regions, plan_sizes
-from dsuf.cuda.weights import load_weights, plan_weights
+from dsuf.cuda.weights import arrange_experts, load_weights, plan_weights
 from dsuf.errors import DeviceError
 
 SUMMED = ("project_fp8_o", "combine_experts", "project_fp8_engram")
@@ -222,6 +222,8 @@ def load_ranks(
     arena = Arena(plan_rank_regions(own, setup, pages, ranks, streams), ranks)
     try:
         pad_id = _fill_ranks(arena, directory, config, own, setup, device, progress)
+        for rank in range(ranks):
+            arrange_experts(RankView(arena, rank), kernels)
         ranked = RankedKernels(kernels, arena, own)
     except BaseException:
         arena.close()

@@ -129,23 +129,44 @@ def expert_split(width: int) -> int:
     return 8 if width > 2560 else 4 if width > 1280 else 2 if width > 640 else 1
 
 
+def expert_tile_bytes(width: int) -> int:
+    """Sixteen rows of FP4 weights of this width with their scales, as the expert kernels keep them (`Fp4Tile`)."""
+    split, (chunks, left) = expert_split(width), divmod(width // 32, 4)
+    return split * max(1, _blocks(chunks, split)) * 1024 + max(1, left) * 256 + 16 * (width // 32)
+
+
+def _up_bytes(n: Names) -> int:
+    """The weights of a block."""
+    return 8 // expert_split(n["dim"]) * expert_tile_bytes(n["dim"])
+
+
+def _down_bytes(n: Names) -> int:
+    """Sixteen pairs with their rows, and the weights of a block."""
+    split = expert_split(n["inter"])
+    return 64 + 32 * n["inter"] + (16 if split == 1 else 8 // split) * expert_tile_bytes(n["inter"])
+
+
 def _up_grid(n: Names) -> tuple[int, int]:
     """Eight outputs a tile; 32 rows of the shared expert, then an expert each."""
     return _blocks(n["inter"], 8 * 8 // expert_split(n["dim"])), _blocks(n["rows"], 32) + n["slots"]
 
 
 def _down_grid(n: Names) -> tuple[int, int]:
-    """Sixteen outputs a tile; four tiles a warp that shares with none."""
+    """Sixteen outputs a tile; two tiles a warp that shares with none."""
     split = expert_split(n["inter"])
-    return _blocks(n["dim"], 16 * (32 if split == 1 else 8 // split)), _blocks(n["rows"], 32) + n["slots"]
+    return _blocks(n["dim"], 16 * (16 if split == 1 else 8 // split)), _blocks(n["rows"], 32) + n["slots"]
 
 
 def _experts() -> list[Kernel]:
     return [
-        Kernel("route_experts", "route_experts", contract.ROUTE_EXPERTS, 512, _each_row),
+        Kernel("route_experts", "route_experts", contract.ROUTE_EXPERTS, 512, lambda n: (_blocks(n["rows"], 8) * 8, 1)),
+        Kernel(
+            "route_input", "route_input", contract.ROUTE_INPUT, 128, lambda n: (8 * _blocks(n["experts"], 16), 1)
+        ),
         Kernel("group_experts", "group_experts", contract.GROUP_EXPERTS, 512, _once),
-        Kernel("experts_up", "experts_up", contract.EXPERTS_UP, 256, _up_grid),
-        Kernel("experts_down", "experts_down", contract.EXPERTS_DOWN, 256, _down_grid),
+        Kernel("arrange_codes", "arrange_codes", contract.ARRANGE_CODES, 256, lambda n: (_blocks(n["count"], 256), 1)),
+        Kernel("experts_up", "experts_up", contract.EXPERTS_UP, 256, _up_grid, shared_bytes=_up_bytes),
+        Kernel("experts_down", "experts_down", contract.EXPERTS_DOWN, 256, _down_grid, shared_bytes=_down_bytes),
         Kernel(
             "combine_experts", "combine_experts", contract.COMBINE_EXPERTS, 256,
             lambda n: (_blocks(n["dim"], 256), n["rows"]),

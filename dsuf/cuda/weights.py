@@ -1,6 +1,7 @@
 """From released tensors to device memory: where each one goes, and the copies that bring it there.
 
-Nothing is converted: the kernels read the released formats. Matrices that one launch multiplies lie behind each other
+The kernels read the released formats; of the routed experts, the bits of each word of FP4 codes are rearranged on the
+device once all are there. Matrices that one launch multiplies lie behind each other
 (the shared expert's w1 and w3, an attention's wq_a and wkv), and the routed experts of a layer lie in one array a
 matrix. So a tensor is a run of bytes inside a region, and loading is some threads that copy runs out of the page cache
 through pinned memory.
@@ -20,16 +21,19 @@ from dsuf.checkpoint.inventory import TensorSpec, expected_tensors
 from dsuf.cuda.arena import Arena, Array, Region, view_host
 from dsuf.cuda.driver import api as driver
 from dsuf.cuda.driver import call
-from dsuf.cuda.kernels import Device
+from dsuf.cuda.kernels import Device, Kernels
 from dsuf.cuda.streams import Event, Stream
 
 Bytes = NDArray[np.uint8]
 
 COPY_THREADS = 8
 STAGING_BYTES = 16 << 20
+CODES_BYTES = 16
+"""What a thread of `arrange_codes` takes."""
 
 _KINDS = {"BF16": "bf16", "F32": "f32", "F8_E4M3": "u8", "F8_E8M0": "u8", "I8": "u8"}
 _EXPERT = re.compile(r"(.+\.ffn\.experts)\.(\d+)\.(w[123]\.\w+)")
+_CODES = re.compile(r".+\.ffn\.experts\.w[123]\.weight")
 _SHARED = re.compile(r"(.+\.ffn\.shared_experts)\.w([13])\.(\w+)")
 _LATENTS = re.compile(r"(.+\.attn)\.(wq_a|wkv)\.(weight|scale)")
 # What the text path never reads.
@@ -135,6 +139,15 @@ def load_weights(
     with ThreadPoolExecutor(len(shares), thread_name_prefix="weights") as pool:
         for done in [pool.submit(work, share) for share in shares]:
             done.result()
+
+
+def arrange_experts(arena: Arena, kernels: Kernels) -> None:
+    """Rearrange the FP4 codes that `load_weights` has brought, once, into what the expert kernels read; blocks."""
+    stream = Stream()
+    for name in filter(_CODES.fullmatch, arena.regions):
+        codes = arena[name].viewed("u8", arena[name].bytes)
+        kernels.launch("arrange_codes", stream.handle, codes=codes, count=codes.bytes // CODES_BYTES)
+    stream.close()
 
 
 def _bring(arena: Arena, placement: Placement, source: Bytes, loader: Loader) -> None:

@@ -106,7 +106,7 @@ def _expert_shapes(s: Sizes, c: ModelConfig, rows: int) -> Shapes:
         "router": ("f32", (rows, experts)),
         "chosen": ("i32", (rows, picks)),
         "chosen_weights": ("f32", (rows, picks)),
-        "arrived": ("i32", (1,)),
+        "arrived": ("i32", (9,)),
         "used": ("i32", (1,)),
         "expert": ("i32", (experts,)),
         "first": ("i32", (experts + 1,)),

@@ -12,6 +12,7 @@ import numpy as np
 from dsuf.types import CacheLayout, Prompt, Span
 
 ID_BYTES = 8
+DIGEST_BYTES = 16
 _PIECE_TOKENS = 16_384
 
 
@@ -47,10 +48,17 @@ def trace_prompt(layout: CacheLayout, prompt: Prompt) -> Trace:
     return make_trace(layout, prompt.salt, ids, prompt.spans)
 
 
-def make_trace(layout: CacheLayout, salt: str, ids: bytes, spans: Iterable[Span]) -> Trace:
-    """The trace of `ids`, with those of `spans` that begin within them."""
+def make_trace(layout: CacheLayout, salt: str, ids: bytes, spans: Iterable[Span], links: bytes = b"") -> Trace:
+    """The trace of `ids`, with those of `spans` that begin within them.
+
+    `links` are the digests of all whole pages, if somebody has told them, and are believed: with such a trace things
+    may be looked up, since contents decide then, but not kept.
+    """
     head = msgspec.json.encode([layout.fingerprint, salt, layout.page_tokens])
-    return _trace(head, layout.page_tokens, ids, spans, (digest(b"", head),))
+    told = len(links) == len(ids) // (layout.page_tokens * ID_BYTES) * DIGEST_BYTES
+    starts = range(0, len(links), DIGEST_BYTES) if told else ()
+    chain = (digest(b"", head), *[links[start : start + DIGEST_BYTES] for start in starts])
+    return _trace(head, layout.page_tokens, ids, spans, chain)
 
 
 def follow_trace(trace: Trace, ids: bytes, spans: Iterable[Span]) -> Trace:
@@ -86,7 +94,7 @@ def common_after(start: int, ids: bytes, spans: Iterable[Span], trace: Trace) ->
 
 def digest(previous: bytes, content: bytes) -> bytes:
     """The link of the chain after `previous`."""
-    return hashlib.blake2b(content, digest_size=16, key=previous).digest()
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES, key=previous).digest()
 
 
 def _trace(head: bytes, page_tokens: int, ids: bytes, spans: Iterable[Span], chain: tuple[bytes, ...]) -> Trace:

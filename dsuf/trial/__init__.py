@@ -4,6 +4,7 @@ Imports `config` and `errors`; nodes are processes of their own, as everywhere. 
 machine has: nothing here takes their place.
 
 - Nodes 1 to N listen on the balancer's port plus their number, and for peers a hundred above that.
-- Everything ends with the command, and the command with the first thing that ends by itself: a try should not go on
-  with half of it missing unnoticed. Who wants to see what a lost node does kills it by hand, with `--lenient`.
+- Everything ends with the command, even if that is killed, and the command with the first thing that ends by itself: a
+  try should not go on with half of it missing unnoticed. Who wants to see what a lost node does kills it by hand, with
+  `--lenient`.
 """

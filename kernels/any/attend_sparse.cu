@@ -4,15 +4,17 @@
 //   out = sum bf16(e^(s - m)) v_j / (sum e^(s - m) + e^(sink - m)), k_j = v_j; out is turned back
 //
 // Shapes: AttendSparse; slots of the window come first, then the selected entries. Window rows that the same launch has
-// made can lie apart from the rings, in `fresh`. Stores whose row is a multiple of 16 bytes are aligned to 16. head_dim
-// a multiple of 64; at most 640 slots. A cluster of 8 blocks takes a row and up to sixteen of its heads, a block up to
-// 80 of its slots: it unpacks the cache rows into shared memory, exact in BF16 but for a power of two; a quarter of its
-// 16 warps scores a quarter of the channels; the blocks tell each other their highest scores; then each warp sums a
-// sixteenth of the channels, and each block gets an eighth of the channels from all eight, and joins them in their
-// order. A probability is rounded to BF16 for the product alone, relative to the highest score up to its block of 64
-// slots, as an online softmax over such blocks has it. A row without slots gives zeros. Grid: (8 * ceil(heads / 16),
-// rows); shared memory AttentionRoom. Padding: zeros. Bound: bytes, head_dim * 33 / 32 a window slot (528) and
-// head_dim * 9 / 16 an entry (288), once for sixteen heads.
+// made can lie apart from the rings, in `fresh`. With `early` set, all but the queries was there before the launch
+// ahead, one that waits before it lets this one start: rows are unpacked meanwhile. They are read past the first-level
+// cache. Stores whose row is a multiple of 16 bytes are aligned to 16. head_dim a multiple of 64; at most 640 slots. A
+// cluster of 8 blocks takes a row and up to sixteen of its heads, a block up to 80 of its slots: it unpacks the cache
+// rows into shared memory, exact in BF16 but for a power of two; a quarter of its 16 warps scores a quarter of the
+// channels; the blocks tell each other their highest scores; then each warp sums a sixteenth of the channels, and each
+// block gets an eighth of the channels from all eight, and joins them in their order. A probability is rounded to BF16
+// for the product alone, relative to the highest score up to its block of 64 slots, as an online softmax over such
+// blocks has it. A row without slots gives zeros. Grid: (8 * ceil(heads / 16), rows); shared memory AttentionRoom.
+// Padding: zeros. Bound: bytes, head_dim * 33 / 32 a window slot (528) and head_dim * 9 / 16 an entry (288), once for
+// sixteen heads.
 #include "cluster.cuh"
 #include "contract.h"
 #include "launch.cuh"
@@ -47,16 +49,16 @@ __device__ __forceinline__ void load_words(uint32_t* words, const uint8_t* from)
 #pragma unroll
   for (int i = 0; i < kWords; i += 4) {
     if constexpr (kStride % 16 == 0) {
-      const uint4 x = reinterpret_cast<const uint4*>(from)[i / 4];
+      const uint4 x = __ldcg(reinterpret_cast<const uint4*>(from) + i / 4);
       words[i] = x.x, words[i + 1] = x.y, words[i + 2] = x.z, words[i + 3] = x.w;
     } else {
 #pragma unroll
       for (int j = i; j < i + 4; ++j)
         if constexpr (kStride % 4 == 0)
-          words[j] = reinterpret_cast<const uint32_t*>(from)[j];
+          words[j] = __ldcg(reinterpret_cast<const uint32_t*>(from) + j);
         else
-          words[j] = from[4 * j] | uint32_t(from[4 * j + 1]) << 8 | uint32_t(from[4 * j + 2]) << 16 |
-                     uint32_t(from[4 * j + 3]) << 24;
+          words[j] = __ldcg(from + 4 * j) | uint32_t(__ldcg(from + 4 * j + 1)) << 8 |
+                     uint32_t(__ldcg(from + 4 * j + 2)) << 16 | uint32_t(__ldcg(from + 4 * j + 3)) << 24;
     }
   }
 }
@@ -76,12 +78,12 @@ struct Packed {
       const uint8_t* row = slot < 0 ? p.fresh + int64_t(-2 - slot) * kWindowBytes
                                     : p.window + int64_t(slot) * kWindowBytes;
       load_words<kWindowBytes, 8>(words, row + item * 32);
-      scales[0] = row[kDim + item];
+      scales[0] = __ldcg(row + kDim + item);
     } else {
       const uint8_t* row = p.entries + int64_t(slot) * kEntryBytes;
       load_words<kEntryBytes, 4>(words, row + item * 16);
-      scales[0] = row[kDim / 2 + item * 2];
-      scales[1] = row[kDim / 2 + item * 2 + 1];
+      scales[0] = __ldcg(row + kDim / 2 + item * 2);
+      scales[1] = __ldcg(row + kDim / 2 + item * 2 + 1);
     }
   }
 
@@ -98,18 +100,25 @@ struct Packed {
     return scale_bf16x2((signs & 0x80008000u) | (values & 0x01C001C0u), factor);
   }
 
+  // One way for all of a row, so that a warp takes one branch.
   __device__ __forceinline__ void decode(bool in_window, uint4* to) const {
-    const float window_scale = __fmul_rn(decode_e8m0(scales[0]), 1.0f / kRowScale);
+    if (in_window) {
+      const uint32_t factor = twice_bf16(__fmul_rn(decode_e8m0(scales[0]), 1.0f / kRowScale));
+#pragma unroll
+      for (int octet = 0; octet < 4; ++octet) {
+        const uint32_t low = words[octet * 2], high = words[octet * 2 + 1];
+        to[octet] = make_uint4(window_pair(low, high, 0, factor), window_pair(low, high, 1, factor),
+                               window_pair(low, high, 2, factor), window_pair(low, high, 3, factor));
+      }
+      return;
+    }
+    const uint32_t factors[2] = {twice_bf16(__fmul_rn(decode_e4m3(scales[0]), 0x1p+110f)),
+                                 twice_bf16(__fmul_rn(decode_e4m3(scales[1]), 0x1p+110f))};
 #pragma unroll
     for (int octet = 0; octet < 4; ++octet) {
-      const uint32_t factor =
-          twice_bf16(in_window ? window_scale : __fmul_rn(decode_e4m3(scales[octet / 2]), 0x1p+110f));
-      uint32_t pair[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        pair[j] = in_window ? window_pair(words[octet * 2], words[octet * 2 + 1], j, factor)
-                            : entry_pair(words[octet], j, factor);
-      to[octet] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+      const uint32_t codes = words[octet], factor = factors[octet / 2];
+      to[octet] = make_uint4(entry_pair(codes, 0, factor), entry_pair(codes, 1, factor), entry_pair(codes, 2, factor),
+                             entry_pair(codes, 3, factor));
     }
   }
 };
@@ -119,16 +128,16 @@ __device__ __forceinline__ void unpack_rows(const AttendSparse& p, uint16_t* row
                                             int count) {
   constexpr int kAtOnce = 3;
   const int items = (count + 15) / 16 * 16 * kItems;
-  for (int first = threadIdx.x; first < items; first += kThreads * kAtOnce) {
+  for (int base = 0; base < items; base += kThreads * kAtOnce) {
     Packed packed[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int item = first + i * kThreads, s = item / kItems;
+      const int item = base + i * kThreads + threadIdx.x, s = item / kItems;
       if (item < items) packed[i].load(p, s < window, place[s], item % kItems);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int item = first + i * kThreads, s = item / kItems;
+      const int item = base + i * kThreads + threadIdx.x, s = item / kItems;
       if (item < items) packed[i].decode(s < window, reinterpret_cast<uint4*>(rows + s * kPitch + item % kItems * 32));
     }
   }
@@ -220,12 +229,16 @@ __device__ __forceinline__ void score_rows(const AttentionRoom& room, Exchange& 
   }
 }
 
+__device__ __forceinline__ float highest_of(float x) {
+  return from_sort_bits(__reduce_max_sync(0xFFFFFFFFu, sort_bits(x)));
+}
+
 // A head's slots from `begin` to `end`, of piece `piece`: tell all blocks the highest score.
 __device__ __forceinline__ void tell_highest(Softmax& state, int head, int piece, int begin, int end) {
   const int lane = threadIdx.x % 32;
   float most = -INFINITY;
   for (int s = begin + lane; s < end; s += 32) most = fmaxf(most, state.score[head][s]);
-  most = warp_max(most);
+  most = highest_of(most);
   if (lane < kClusterBlocks) *of_block(&state.told[head][cluster_rank()][piece], lane) = most;
 }
 
@@ -235,8 +248,8 @@ __device__ __forceinline__ void weigh(Softmax& state, int slots, int head, int p
   const int lane = threadIdx.x % 32, other = lane / 2 % kClusterBlocks;
   const float highest = state.told[head][other][lane % 2];
   const bool before = Run(slots, other).block_of(lane % 2) <= Run(slots, cluster_rank()).block_of(piece);
-  const float limit = warp_max(before ? fmaxf(highest, -1e30f) : -1e30f);
-  const float overall = warp_max(fmaxf(highest, -1e30f)), factor = expf(limit - overall);
+  const float limit = highest_of(before ? fmaxf(highest, -1e30f) : -1e30f);
+  const float overall = highest_of(fmaxf(highest, -1e30f)), factor = expf(limit - overall);
   float sum = 0.0f;
   for (int s = begin + lane; s < end; s += 32) {
     const float x = expf(state.score[head][s] - limit);
@@ -284,19 +297,38 @@ __device__ __forceinline__ void send_sums(const float (&total)[kTiles][4], Excha
     for (int i = 0; i < 4; i += 2) {
       const int head = lane / 4 + i / 2 * 8;
       if (head >= held) continue;
-      float* to = of_block(&exchange.sums[(cluster_rank() * held + head) * kShare + channel % kShare], channel / kShare);
+      float* own = exchange.sums + (cluster_rank() * held + head) * kShare + channel % kShare;
+      float* to = of_block(own, channel / kShare);
       *reinterpret_cast<float2*>(to) = make_float2(total[t][i], total[t][i + 1]);
     }
   }
 }
 
-// Join what the blocks of the cluster have sent: four neighbours in shared memory are two pairs of channels.
-__device__ __forceinline__ void join(const AttendSparse& p, const Exchange& exchange, const Softmax& state, int64_t row,
-                                     int head0, int held) {
-  constexpr int kFours = kShare / 4;
-  for (int item = threadIdx.x; item < held * kFours; item += kThreads) {
-    const int head = item / kFours, at = item % kFours * 4;
-    if (head0 + head >= p.heads) continue;
+// Where a thread joins what the blocks of the cluster have sent: four neighbours in shared memory are two pairs of
+// channels. What it needs beside them is there early.
+struct Join {
+  static constexpr int kFours = kShare / 4;
+  static_assert(kHeads * kFours <= kThreads, "a thread joins once");
+  int head, at, channel;
+  bool some, turned;
+  float sink;
+  float2 low, high;  // angles
+
+  __device__ __forceinline__ Join(const AttendSparse& p, int64_t row, int head0, int held) {
+    head = threadIdx.x / kFours, at = threadIdx.x % kFours * 4;
+    some = head < held && head0 + head < p.heads;
+    channel = cluster_rank() * kShare + at / 8 * 8 + at % 8 / 2;
+    turned = channel >= kDim - kRopeDim;
+    sink = some ? p.sink[head0 + head] : 0.0f;
+    low = high = make_float2(1.0f, 0.0f);
+    if (!some || !turned) return;
+    const float2* angles = reinterpret_cast<const float2*>(p.angles + row * kRopeDim + channel - (kDim - kRopeDim));
+    low = __ldcg(angles), high = __ldcg(angles + 2);
+  }
+
+  __device__ __forceinline__ void run(const AttendSparse& p, const Exchange& exchange, const Softmax& state,
+                                      int64_t row, int head0, int held) const {
+    if (!some) return;
     float below = 0.0f, sum[4] = {};
 #pragma unroll
     for (int rank = 0; rank < kClusterBlocks; ++rank) {
@@ -306,20 +338,16 @@ __device__ __forceinline__ void join(const AttendSparse& p, const Exchange& exch
       sum[2] = __fadd_rn(sum[2], own.z), sum[3] = __fadd_rn(sum[3], own.w);
     }
     // A row without slots has a total of zero and the starting maximum, from which the sink would overflow.
-    below = __fadd_rn(below, expf(fminf(p.sink[head0 + head] - state.overall[head], 80.0f)));
+    below = __fadd_rn(below, expf(fminf(sink - state.overall[head], 80.0f)));
 #pragma unroll
     for (float& x : sum) x = round_bf16(__fdiv_rn(__fmul_rn(x, kRowScale), below));
-    const int channel = cluster_rank() * kShare + at / 8 * 8 + at % 8 / 2, turned = channel - (kDim - kRopeDim);
-    if (turned >= 0) {
-      const float* angles = p.angles + row * kRopeDim + turned;
-      turn_pair(sum[0], sum[2], angles[0], -angles[1]);
-      turn_pair(sum[1], sum[3], angles[4], -angles[5]);
-    }
+    if (turned) turn_pair(sum[0], sum[2], low.x, -low.y);
+    if (turned) turn_pair(sum[1], sum[3], high.x, -high.y);
     uint32_t* to = reinterpret_cast<uint32_t*>(p.out + (row * p.heads + head0 + head) * kDim + channel);
     to[0] = bf16_bits(sum[0]) | uint32_t(bf16_bits(sum[2])) << 16;
     to[2] = bf16_bits(sum[1]) | uint32_t(bf16_bits(sum[3])) << 16;
   }
-}
+};
 
 // The block's part of the heads of a padding row.
 __device__ void clear_row(const AttendSparse& p, int64_t row, int head0) {
@@ -328,9 +356,10 @@ __device__ void clear_row(const AttendSparse& p, int64_t row, int head0) {
   for (int i = cluster_rank() * kThreads + threadIdx.x; i < words; i += kClusterBlocks * kThreads) out[i] = 0;
 }
 
-// The queries of up to sixteen heads, turned to the row's position.
-__device__ __forceinline__ void load_queries(const AttendSparse& p, Exchange& exchange, int64_t row, int head0) {
-  for (int item = threadIdx.x; item < held_by(p) * (kDim / 8); item += kThreads) {
+// The queries of the heads held, turned to the row's position.
+__device__ __forceinline__ void load_queries(const AttendSparse& p, Exchange& exchange, int64_t row, int head0,
+                                             int held) {
+  for (int item = threadIdx.x; item < held * (kDim / 8); item += kThreads) {
     const int head = item / (kDim / 8), octet = item % (kDim / 8);
     const uint16_t* from = p.q + (row * p.heads + min(head0 + head, p.heads - 1)) * kDim;
     float x[8];
@@ -342,16 +371,21 @@ __device__ __forceinline__ void load_queries(const AttendSparse& p, Exchange& ex
 
 }  // namespace dsuf
 
-extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) attend_sparse(const dsuf::AttendSparse p) {
+extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512, 2)
+    attend_sparse(const dsuf::AttendSparse p) {
   using namespace dsuf;
-  await_inputs();
+  let_next_start();
+  if (!p.early) await_ahead();
   extern __shared__ __align__(16) uint8_t dynamic[];
   __shared__ int place[kMost];
   __shared__ __align__(16) Softmax state;
   AttentionRoom& room = *reinterpret_cast<AttentionRoom*>(dynamic);
   const int warp = threadIdx.x / 32, head0 = blockIdx.x / kClusterBlocks * kHeads;
   const int64_t row = blockIdx.y;
-  if (row >= *p.live) return clear_row(p, row, head0);
+  if (row >= early_live(p.live)) {
+    if (p.early) await_ahead();
+    return clear_row(p, row, head0);
+  }
   const int slots = p.window_slots + p.entry_slots, held = held_by(p);
   const Run run(slots, cluster_rank());
   cluster_start();
@@ -359,14 +393,16 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) atte
   if (threadIdx.x < kMost) {
     const int s = run.start + threadIdx.x;
     place[threadIdx.x] = s >= run.stop          ? -1
-                         : s < p.window_slots ? p.slots[row * p.window_slots + s]
-                                              : max(p.selected[row * p.entry_slots + s - p.window_slots], -1);
+                         : s < p.window_slots ? __ldcg(p.slots + row * p.window_slots + s)
+                                              : max(__ldcg(p.selected + row * p.entry_slots + s - p.window_slots), -1);
   }
-  load_queries(p, room.exchange, row, head0);
   __syncthreads();
   unpack_rows(p, room.rows[0], place, p.window_slots - run.start, count);
+  if (p.early) await_ahead();
+  load_queries(p, room.exchange, row, head0, held);
   __syncthreads();
   score_rows(room, room.exchange, state, place, held, whole);
+  const Join own(p, row, head0, held);
   cluster_started();
   const int middle = border == count ? whole : border, begins[2] = {0, middle}, ends[2] = {middle, whole};
   for (int job = warp; job < held * 2; job += kWarps)
@@ -380,5 +416,5 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) atte
   for (int piece = 0; piece < 2; ++piece) sum_values(total, state, room, piece, begins[piece], ends[piece]);
   send_sums(total, room.exchange, held);
   cluster_sync();
-  join(p, room.exchange, state, row, head0, held);
+  own.run(p, room.exchange, state, row, head0, held);
 }

@@ -10,13 +10,15 @@
 
 extern "C" __global__ void __launch_bounds__(256) combine_experts(const dsuf::CombineExperts p) {
   using namespace dsuf;
-  await_inputs();
   const int channel = blockIdx.x * 256 + threadIdx.x;
   const int64_t row = blockIdx.y;
+  const bool live = row < early_live(p.live);
+  await_inputs();
   if (channel >= DSUF_DIM) return;
   float sum = 0.0f;
-  if (row < *p.live) {
+  if (live) {
     const uint16_t* routed = p.routed + row * p.picks * DSUF_DIM + channel;
+#pragma unroll 8
     for (int i = 0; i < p.picks; ++i) sum = __fadd_rn(sum, bf16_value(routed[i * DSUF_DIM]));
     sum = __fadd_rn(sum, bf16_value(p.shared[row * DSUF_DIM + channel]));
   }

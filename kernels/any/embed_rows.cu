@@ -16,7 +16,7 @@ static_assert(DSUF_DIM % 8 == 0, "rows are moved by eight");
 
 extern "C" __global__ void __launch_bounds__(256) embed_rows(const dsuf::EmbedRows p) {
   using namespace dsuf;
-  await_inputs();
+  await_inputs_first();
   const int octet = blockIdx.x * 256 + threadIdx.x;
   const int64_t row = blockIdx.y;
   const bool live = row < *p.live;

@@ -35,7 +35,8 @@ __device__ __forceinline__ void expand_octet(const Params& p, int64_t row, int o
     for (int i = 0; i < 8; ++i) {
       float mixed = 0.0f;
 #pragma unroll
-      for (int s = 0; s < kStreams; ++s) mixed = __fmaf_rn(p.comb[(row * kStreams + s) * kStreams + j], old[s][i], mixed);
+      for (int s = 0; s < kStreams; ++s)
+        mixed = __fmaf_rn(p.comb[(row * kStreams + s) * kStreams + j], old[s][i], mixed);
       h[j][i] = __fadd_rn(__fmul_rn(post, branch[i]), mixed);
     }
   }
@@ -73,12 +74,12 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(128)
   const int64_t row = blockIdx.y;
   CollapsedShare held;
   held.load(p.weight);
+  const bool live = row < early_live(p.live);
   await_inputs();
   uint16_t* y = p.y + row * DSUF_DIM;
   uint8_t* codes = p.codes ? p.codes + row * DSUF_DIM : nullptr;
   uint8_t* scales = p.codes ? p.scales + row * (DSUF_DIM / 32) : nullptr;
   uint16_t* meaning = p.meaning ? p.meaning + row * DSUF_DIM : nullptr;
-  const bool live = row < *p.live;
   if (live) cluster_start();
   float pre[kStreams];
 #pragma unroll

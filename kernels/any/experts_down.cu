@@ -2,10 +2,11 @@
 // expert for every row.
 //
 // Shapes: ExpertsDown; rows of weights 16-byte aligned; dim a multiple of 16. A block quantises the rows that it needs,
-// 32 values a scale, and keeps in shared memory what the codes mean. Pairs and order of sums as in experts_up. Where
-// warps share no contraction (kSplitOf) each has kEach tiles of sixteen outputs, one after the other, the next one's
-// weights on their way. Grid: (ceil(dim / 16 / tiles of a block), ceil(rows / 32) + slots), as in experts_up. Padding is
-// never routed, and its rows of the shared expert stay as they are. Bound: bytes, dim * inter * 17 / 32 an expert in use.
+// 32 values a scale, and keeps in shared memory what the codes mean. Its weights are on their way before experts_up has
+// ended, which waits before it lets this one start. Pairs and order of sums as in experts_up. Where warps share no
+// contraction (kSplitOf) each has kEach tiles of sixteen outputs, one after the other. Grid: (ceil(dim / 16 / tiles of a
+// block), ceil(rows / 32) + slots), as in experts_up. Padding is never routed, and its rows of the shared expert stay as
+// they are. Bound: bytes, dim * inter * 17 / 32 an expert in use.
 #include "contract.h"
 #include "launch.cuh"
 #include "experts.cuh"
@@ -13,45 +14,54 @@
 
 namespace dsuf {
 
-constexpr int kSplit = kSplitOf<DSUF_INTER>, kAbreast = 8 / kSplit, kEach = kSplit == 1 ? 4 : 1;
-constexpr int kMostTiles = DSUF_INTER <= 640 ? 2 : 1, kOctets = DSUF_INTER / 8;
-using Share = Fp4Share<DSUF_INTER, kSplit>;
+constexpr int kSplit = kSplitOf<DSUF_INTER>, kAbreast = 8 / kSplit, kEach = kSplit == 1 ? 2 : 1;
+constexpr int kMostTiles = 2, kOctets = DSUF_INTER / 8;
+using Tile = Fp4Tile<DSUF_INTER, kSplit>;
+
+// What is in a block's shared memory: which pairs, their rows as quantize_rows leaves them, weights.
+struct Staged {
+  int pair[kMostTiles * 8];
+  uint4 rows[kMostTiles][8 * kOctets];
+  Tile tiles[kEach][kAbreast];
+};
 
 __device__ __forceinline__ int first_output(int each) {
   return ((blockIdx.x * kEach + each) * kAbreast + int(threadIdx.x) / 32 / kSplit) * 16;
 }
 
-// The weights of the warp's tile number `each`; of another where it is past the end.
-__device__ __forceinline__ void load_tile(const ExpertsDown& p, Share& share, int64_t expert, int each) {
-  const int first = first_output(each) < DSUF_DIM ? first_output(each) : 0;
-  const int64_t low = expert * DSUF_DIM + first + threadIdx.x % 32 / 4, high = low + 8;
-  share.load(p.w2 + low * (DSUF_INTER / 2), p.w2 + high * (DSUF_INTER / 2), p.w2_scale + low * (DSUF_INTER / 32),
-             p.w2_scale + high * (DSUF_INTER / 32), threadIdx.x / 32 % kSplit);
+// Start copying the weights of the warp's tile number `each`; of another where it is past the end.
+__device__ __forceinline__ void load_tile(const ExpertsDown& p, Staged& staged, int64_t expert, int each) {
+  const int first = first_output(each) < DSUF_DIM ? first_output(each) : 0, warp = threadIdx.x / 32;
+  const int64_t low = expert * DSUF_DIM + first, row = (low + threadIdx.x % 32 / 4) * (DSUF_INTER / 2);
+  const uint8_t* scales = p.w2_scale + low * (DSUF_INTER / 32);
+  staged.tiles[each][warp / kSplit].load(p.w2 + row, p.w2 + row + 8 * (DSUF_INTER / 2), scales,
+                                         scales + 8 * (DSUF_INTER / 32), warp % kSplit);
 }
 
-// What eight quantised rows mean, as multiply takes them: lane after lane. row_of(i) is row i, null where there is none.
+// What up to eight quantised rows mean, as multiply takes them: lane after lane. row_of(i) is row i of `count`.
 template <class RowOf>
-__device__ __forceinline__ void quantize_rows(uint4* to, RowOf row_of) {
-  for (int from = 0; from < 8 * kOctets; from += 256) {
+__device__ __forceinline__ void quantize_rows(uint4* to, int count, RowOf row_of) {
+  for (int from = 0; from < count * kOctets; from += 256) {
     const int item = from + threadIdx.x, pair = item / kOctets, octet = item % kOctets;
-    const uint16_t* row = item < 8 * kOctets ? row_of(pair) : nullptr;
     float x[8] = {};
-    if (row) unpack_bf16x8(reinterpret_cast<const uint4*>(row)[octet], x);
+    if (pair < count) unpack_bf16x8(reinterpret_cast<const uint4*>(row_of(pair))[octet], x);
     quantize_octet<Fp8>(x, false, nullptr, nullptr, octet);
     const int place = fragment_place<DSUF_INTER>(octet);
-    if (item < 8 * kOctets)
-      to[place / 4 * 32 + pair * 4 + place % 4] = row ? pack_fragment(x) : make_uint4(0, 0, 0, 0);
+    if (pair < count) to[place / 4 * 32 + pair * 4 + place % 4] = pack_fragment(x);
   }
 }
 
-// One tile's results of up to eight pairs, where a warp has the whole contraction; row_of(i) as in quantize_rows.
+// One tile's results of up to eight pairs, where a warp has the whole contraction; row_of(i) is where row i goes,
+// null where there is none.
 template <class RowOf>
 __device__ __forceinline__ void store_tile(const float (&total)[4], int first, RowOf row_of) {
+  const int output = first + threadIdx.x % 32 / 4;
 #pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    const int output = first + threadIdx.x % 32 / 4 + c / 2 * 8;
-    uint16_t* row = row_of(threadIdx.x % 4 * 2 + c % 2);
-    if (row && output < DSUF_DIM) row[output] = bf16_bits(__fmul_rn(total[c], kWidenScale));
+  for (int i = 0; i < 2; ++i) {
+    uint16_t* row = row_of(threadIdx.x % 4 * 2 + i);
+    if (!row || output >= DSUF_DIM) continue;
+    row[output] = bf16_bits(__fmul_rn(total[i], kWidenScale));
+    row[output + 8] = bf16_bits(__fmul_rn(total[i + 2], kWidenScale));
   }
 }
 
@@ -78,46 +88,42 @@ __device__ __forceinline__ void store_results(const float (&total)[4], int first
   }
 }
 
-// Up to 8 * kTiles pairs from `at` on, all tiles of the block; `share` has the weights of the first tile.
+// Up to 8 * kTiles pairs from `at` on, all tiles of the block, which may still be on their way.
 template <int kTiles>
-__device__ __forceinline__ void serve(const ExpertsDown& p, Share share, uint4 (*rows)[8 * kOctets], int at, int stop,
-                                      int64_t expert) {
+__device__ __forceinline__ void serve(const ExpertsDown& p, Staged& staged, int at, int stop) {
+  const int warp = threadIdx.x / 32;
+  __syncthreads();
+  if (threadIdx.x < kTiles * 8) staged.pair[threadIdx.x] = at + threadIdx.x < stop ? __ldcg(p.order + at + threadIdx.x) : -1;
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kTiles; ++i)
-    if (at + i * 8 < stop)
-      quantize_rows(rows[i], [&](int pair) {
-        return at + i * 8 + pair < stop ? p.inner + int64_t(p.order[at + i * 8 + pair]) * DSUF_INTER : nullptr;
-      });
-  __syncthreads();
+    quantize_rows(staged.rows[i], min(stop - at - i * 8, 8),
+                  [&](int pair) { return p.inner + int64_t(staged.pair[i * 8 + pair]) * DSUF_INTER; });
   const uint4* x[kTiles];
 #pragma unroll
-  for (int i = 0; i < kTiles; ++i) x[i] = at + i * 8 < stop ? rows[i] + threadIdx.x % 32 : nullptr;
+  for (int i = 0; i < kTiles; ++i) x[i] = staged.rows[i] + threadIdx.x % 32;
 #pragma unroll
   for (int each = 0; each < kEach; ++each) {
-    Share next;
-    if (each + 1 < kEach) load_tile(p, next, expert, each + 1);
+    const int behind = (kEach - 1 - each) * Tile::kBatches;
+    await_batches(behind + Tile::kBatches - 1);
+    each ? __syncwarp() : __syncthreads();
     float total[kTiles][4] = {};
-    share.template multiply<32, kTiles>(total, x, threadIdx.x / 32 % kSplit);
+    staged.tiles[each][warp / kSplit].template multiply<32, kTiles>(total, x, warp % kSplit, behind);
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      if (at + i * 8 >= stop) break;
+    for (int i = 0; i < kTiles; ++i)
       store_results(total[i], first_output(each), [&](int pair) {
-        return at + i * 8 + pair < stop ? p.out + int64_t(p.order[at + i * 8 + pair]) * DSUF_DIM : nullptr;
+        return staged.pair[i * 8 + pair] >= 0 ? p.out + int64_t(staged.pair[i * 8 + pair]) * DSUF_DIM : nullptr;
       });
-    }
-    if (each + 1 < kEach) share = next;
   }
 }
 
 // The shared expert on the 32 rows of the block.
 __device__ __forceinline__ void serve_shared(const ExpertsDown& p, uint4* rows) {
-  const int lane = threadIdx.x % 32, live = min(*p.live, p.rows), stop = min(live, int(blockIdx.y + 1) * 32);
+  const int lane = threadIdx.x % 32, live = min(early_live(p.live), p.rows), stop = min(live, int(blockIdx.y + 1) * 32);
   for (int row0 = blockIdx.y * 32; row0 < stop; row0 += 8) {
     __syncthreads();
-    quantize_rows(rows, [&](int i) {
-      return row0 + i < live ? p.shared_inner + int64_t(row0 + i) * DSUF_INTER : nullptr;
-    });
+    quantize_rows(rows, min(live - row0, 8),
+                  [&](int i) { return p.shared_inner + int64_t(row0 + i) * DSUF_INTER; });
     __syncthreads();
 #pragma unroll 1
     for (int each = 0; each < kEach; ++each) {
@@ -135,17 +141,24 @@ __device__ __forceinline__ void serve_shared(const ExpertsDown& p, uint4* rows) 
 
 }  // namespace dsuf
 
-extern "C" __global__ void __launch_bounds__(256, 2) experts_down(const dsuf::ExpertsDown p) {
+extern "C" __global__ void __launch_bounds__(256, 4) experts_down(const dsuf::ExpertsDown p) {
   using namespace dsuf;
-  await_inputs();
+  extern __shared__ __align__(16) uint8_t memory[];
+  let_next_start();
   static_assert(DSUF_DIM % 16 == 0 && DSUF_INTER % 32 == 0, "tiles and groups are whole");
-  __shared__ uint4 rows[kMostTiles][8 * kOctets];
+  Staged& staged = *reinterpret_cast<Staged*>(memory);
   const int slot = int(blockIdx.y) - (p.rows + 31) / 32;
-  if (slot < 0) return serve_shared(p, rows[0]);
-  const int used = *p.used, expert = p.expert[slot], begin = p.first[slot], stop = p.first[slot + 1];
+  if (slot < 0) {
+    await_ahead();
+    return serve_shared(p, staged.rows[0]);
+  }
+  // Which experts there are was known before experts_up began.
+  const int used = __ldcg(p.used), expert = __ldcg(p.expert + slot);
+  const int begin = __ldcg(p.first + slot), stop = __ldcg(p.first + slot + 1);
   if (slot >= used) return;
-  Share share;
-  load_tile(p, share, expert, 0);
-  if (stop - begin <= 8) return serve<1>(p, share, rows, begin, stop, expert);
-  for (int at = begin; at < stop; at += 8 * kMostTiles) serve<kMostTiles>(p, share, rows, at, stop, expert);
+#pragma unroll
+  for (int each = 0; each < kEach; ++each) load_tile(p, staged, expert, each);
+  await_ahead();
+  for (int at = begin; at < stop; at += 8 * kMostTiles)
+    stop - at > 8 ? serve<kMostTiles>(p, staged, at, stop) : serve<1>(p, staged, at, stop);
 }

@@ -16,36 +16,55 @@
 
 namespace dsuf {
 
-constexpr int kSplit = kSplitOf<DSUF_DIM>, kTilesOfBlock = 8 / kSplit, kOutputs = 8 * kTilesOfBlock;
-using Share = Fp4Share<DSUF_DIM, kSplit>;
+constexpr int kSplit = kSplitOf<DSUF_DIM>, kTilesOfBlock = 8 / kSplit, kOutputs = 8 * kTilesOfBlock, kMost = 16;
+using Tile = Fp4Tile<DSUF_DIM, kSplit>;
 
-// Pairs `at` and on, up to 8 * kTiles of them.
+// What a block knows of its pairs.
+struct Pairs {
+  int pair[kMost];
+  float weight[kMost];
+};
+
+// Pairs `at` and on, up to 8 * kTiles of them; what is copied may still be on its way.
 template <int kTiles>
-__device__ __forceinline__ void serve(const ExpertsUp& p, const Share& share, TileSums<kSplit>& sums, int at, int stop,
-                                      bool inside) {
+__device__ __forceinline__ void serve(const ExpertsUp& p, const Tile& tile, Pairs& pairs, TileSums<kSplit>& sums,
+                                      int at, int stop, bool inside) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * kOutputs;
+  __syncthreads();
+  if (threadIdx.x < 8 * kTiles) {
+    const int pair = p.order[min(at + int(threadIdx.x), stop - 1)];
+    pairs.pair[threadIdx.x] = pair;
+    pairs.weight[threadIdx.x] = p.weights[pair];
+  }
+  __syncthreads();
   const uint4* x[kTiles];
 #pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-    const int mine = at + i * 8 + lane / 4;
-    x[i] = mine < stop ? reinterpret_cast<const uint4*>(p.x + int64_t(p.order[mine] / p.picks) * DSUF_DIM) + lane % 4
-                       : nullptr;
-  }
+  for (int i = 0; i < kTiles; ++i)
+    x[i] = reinterpret_cast<const uint4*>(p.x + int64_t(pairs.pair[i * 8 + lane / 4] / p.picks) * DSUF_DIM) + lane % 4;
+  // The quad's part of the pair's row, while weights are on their way.
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i)
+    for (int t = 0; t < Tile::kTurns; t += 2)
+      if (const int chunk = warp % kSplit * Tile::kTurns + t + lane % 4 / 2; chunk < Tile::kChunks)
+        touch(x[i] + chunk * 16 + lane % 2 * 8 - lane % 4);
+  await_batches(Tile::kBatches - 1);
+  __syncthreads();
   float total[kTiles][4] = {};
-  if (inside) share.template multiply<4, kTiles>(total, x, warp % kSplit);
+  if (inside) tile.template multiply<4, kTiles>(total, x, warp % kSplit);
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
     const int from = at + i * 8;
     if (from >= stop) break;
-    __syncthreads();
+    if (i) __syncthreads();
     sums.put(total[i]);
     __syncthreads();
     for (int e = threadIdx.x; e < min(stop - from, 8) * kOutputs; e += 256) {
-      const int column = e % kOutputs, place = e / kOutputs, pair = p.order[from + place];
+      const int column = e % kOutputs, place = e / kOutputs;
       if (first + column >= DSUF_INTER) continue;
       const float a = round_bf16(sums.sum(column / 8, column % 8, place));
       const float b = round_bf16(sums.sum(column / 8, column % 8 + 8, place));
-      p.inner[int64_t(pair) * DSUF_INTER + first + column] = bf16_bits(__fmul_rn(swiglu(a, b), p.weights[pair]));
+      p.inner[int64_t(pairs.pair[i * 8 + place]) * DSUF_INTER + first + column] =
+          bf16_bits(__fmul_rn(swiglu(a, b), pairs.weight[i * 8 + place]));
     }
   }
 }
@@ -53,7 +72,7 @@ __device__ __forceinline__ void serve(const ExpertsUp& p, const Share& share, Ti
 // The shared expert on the 32 rows of the block.
 __device__ __forceinline__ void serve_shared(const ExpertsUp& p, TileSums<kSplit>& sums, int own) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * kOutputs;
-  const int low = (own < DSUF_INTER ? own : 0) + lane / 4, live = min(*p.live, p.rows);
+  const int low = (own < DSUF_INTER ? own : 0) + lane / 4, live = min(early_live(p.live), p.rows);
   const SharedShare<DSUF_DIM, kSplit> share = {p.shared + int64_t(low) * DSUF_DIM,
                                                p.shared_scale + low / 32 * (DSUF_DIM / 32), DSUF_INTER * DSUF_DIM,
                                                DSUF_INTER / 32 * (DSUF_DIM / 32)};
@@ -77,21 +96,24 @@ __device__ __forceinline__ void serve_shared(const ExpertsUp& p, TileSums<kSplit
 
 }  // namespace dsuf
 
-extern "C" __global__ void __launch_bounds__(256, 2) experts_up(const dsuf::ExpertsUp p) {
+extern "C" __global__ void __launch_bounds__(256, 4) experts_up(const dsuf::ExpertsUp p) {
   using namespace dsuf;
-  await_inputs();
+  extern __shared__ __align__(16) uint8_t staged[];
   static_assert(DSUF_INTER % 32 == 0, "tiles are whole");
   __shared__ TileSums<kSplit> sums;
+  __shared__ Pairs pairs;
   const int ahead = (p.rows + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int own = (blockIdx.x * kTilesOfBlock + warp / kSplit) * 8, slot = int(blockIdx.y) - ahead;
+  // The shared expert's input was there before the router, behind which the launch ahead waits before it lets this start.
   if (slot < 0) return serve_shared(p, sums, own);
+  await_inputs_first();
   const bool inside = own < DSUF_INTER;
   const int used = *p.used, expert = p.expert[slot], begin = p.first[slot], stop = p.first[slot + 1];
   if (slot >= used) return;
-  const int64_t output = int64_t(expert) * DSUF_INTER + (inside ? own : 0) + lane / 4;
-  Share share;
-  share.load(p.w1 + output * (DSUF_DIM / 2), p.w3 + output * (DSUF_DIM / 2), p.w1_scale + output * (DSUF_DIM / 32),
-             p.w3_scale + output * (DSUF_DIM / 32), warp % kSplit);
-  if (stop - begin <= 8) return serve<1>(p, share, sums, begin, stop, inside);
-  for (int at = begin; at < stop; at += 16) serve<2>(p, share, sums, at, stop, inside);
+  const int64_t output = int64_t(expert) * DSUF_INTER + (inside ? own : 0), row = (output + lane / 4) * (DSUF_DIM / 2);
+  Tile& tile = reinterpret_cast<Tile*>(staged)[warp / kSplit];
+  tile.load(p.w1 + row, p.w3 + row, p.w1_scale + output * (DSUF_DIM / 32), p.w3_scale + output * (DSUF_DIM / 32),
+            warp % kSplit);
+  for (int at = begin; at < stop; at += kMost)
+    stop - at > 8 ? serve<2>(p, tile, pairs, sums, at, stop, inside) : serve<1>(p, tile, pairs, sums, at, stop, inside);
 }

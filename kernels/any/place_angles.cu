@@ -1,7 +1,7 @@
 // The angles of rotary positions, once a pass for all that is turned in it.
 //
 //   angles[kind, r, i] = cos, sin of float32(position * frequency[i])
-//   kind 0: the row's position, frequencies of windows; 1: those of compressed layers; 2: likewise, of its group's first
+//   kind 0: the row's position, frequencies of windows; 1: those of compressed layers; 2: likewise, its group's first
 //
 // Shapes: PlaceAngles. The angle is rounded to float32 (as released), its cosine and sine come from float64. A block of
 // 128 a row. Padding: zeros. Bound: latency.

@@ -5,13 +5,12 @@
 // Shapes: ProjectBf16; an entry a contraction width: project_bf16_dim, project_bf16_head_dim, and for up to a thousand
 // outputs project_bf16_few, of width dim. Rows 16-byte aligned. Each of 8 warps sums every eighth group of 32 on the
 // tensor cores, then the warps are added in order. In project_bf16_few a cluster of eight blocks of four warps shares
-// the contraction (cluster_sum.cuh), and the weights are on their way before the input is there. A row's result depends
+// the contraction (few.cuh), and the weights are on their way before the input is there. A row's result depends
 // on nothing but its input. Grid: (ceil(n / 16), ceil(rows / 8)), of clusters in project_bf16_few. Padding: zeros.
 // Bound: the weights' bytes, 2 * n * k, read once for every eight rows.
-#include "cluster_sum.cuh"
 #include "contract.h"
+#include "few.cuh"
 #include "launch.cuh"
-#include "load.cuh"
 #include "mma.cuh"
 #include "numeric.cuh"
 
@@ -45,47 +44,11 @@ __device__ void project(const ProjectBf16& p) {
   if (threadIdx.x < 128) store(p, row0 + threadIdx.x % 8, first + threadIdx.x / 8, sum, live);
 }
 
-// The same by a cluster; a warp takes at most kAtOnce groups at a time.
 template <int kWidth>
 __device__ void project_few(const ProjectBf16& p) {
-  static_assert(kWidth % 32 == 0, "the contraction is whole groups of 32");
-  constexpr int kBlocks = 8, kWarps = 4, kGroups = kWidth / 32;
-  constexpr int kTurns = (kGroups + kBlocks * kWarps - 1) / (kBlocks * kWarps), kAtOnce = kTurns < 5 ? kTurns : 5;
-  __shared__ ClusterSum<kBlocks, 1, kWarps> sums;
-  cluster_start();
-  const int lane = threadIdx.x % 32, first = blockIdx.x / kBlocks * 16, row0 = blockIdx.y * 8, part = lane % 4 * 8;
-  const uint16_t* low = p.weight + int64_t(min(first + lane / 4, p.n - 1)) * kWidth + part;
-  const uint16_t* high = p.weight + int64_t(min(first + lane / 4 + 8, p.n - 1)) * kWidth + part;
-  const int share = cluster_rank() * kWarps + threadIdx.x / 32, row = row0 + lane / 4;
-  float total[4] = {};
-  int live = 0;
-#pragma unroll 1
-  for (int turn = 0; turn < kTurns; turn += kAtOnce) {
-    uint4 a[kAtOnce], b[kAtOnce], v[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int group = min((turn + i) * kBlocks * kWarps + share, kGroups - 1);
-      a[i] = load_once(low + group * 32);
-      b[i] = load_once(high + group * 32);
-    }
-    if (turn == 0) {
-      await_inputs();
-      live = min(*p.live, p.rows);
-    }
-    const uint16_t* x = p.x + int64_t(row) * kWidth + part;
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int group = (turn + i) * kBlocks * kWarps + share;
-      v[i] = row < live && group < kGroups ? load_global(x + group * 32) : make_uint4(0, 0, 0, 0);
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      mma_bf16(total, a[i].x, b[i].x, a[i].y, b[i].y, v[i].x, v[i].y);
-      mma_bf16(total, a[i].z, b[i].z, a[i].w, b[i].w, v[i].z, v[i].w);
-    }
-  }
-  cluster_started();
-  sums.add(total, 0);
+  __shared__ FewSum sums;
+  const int first = blockIdx.x / kFewBlocks * 16, row0 = blockIdx.y * 8;
+  const int live = multiply_few<kWidth>(sums, p.x, p.weight, p.n, first, row0, p.live, p.rows);
   if (threadIdx.x < 16) store(p, row0 + cluster_rank(), first + threadIdx.x, sums.sum(0, 0, threadIdx.x), live);
 }
 

@@ -7,8 +7,9 @@
 // row, so that four lanes have two groups: each group is a product in which the other's lanes hold zeros, and that
 // float32 tensor-core sum of exact products is scaled and added in a fixed order per warp, then warp by warp. A row's
 // result depends on nothing but its input. Grid: (ceil((n + second_n) / 16), ceil(rows / 32)); the warps of a block (4,
-// 8 or 16, by the width) take pairs of groups in turn. The first weights are on their way before the input is there.
-// Padding: zeros. Bound: the weights' bytes, n * k, read once for every 32 rows.
+// 8 or 16, by the width) take pairs of groups in turn. The first weights are on their way before the input is there;
+// behind project_fp8_q_lora attention may start with all but the queries. Padding: zeros. Bound: the weights' bytes,
+// n * k, read once for every 32 rows.
 #include "contract.h"
 #include "launch.cuh"
 #include "load.cuh"
@@ -126,12 +127,16 @@ struct Projection {
   }
 };
 
-template <int kWidth, int kWarps>
+// With kHoldsNext the launch behind may count on all ahead of this one (launch.cuh).
+template <int kWidth, int kWarps, bool kHoldsNext = false>
 __device__ void project(const ProjectFp8& p) {
   const int first = blockIdx.x * 16, output = first + threadIdx.x / 8;
   Projection<kWidth, kWarps> projection(p, first);
-  await_inputs();
-  const int live = min(*p.live, p.rows), stop = min(p.rows, int(blockIdx.y + 1) * 32);
+  const int live = min(early_live(p.live), p.rows), stop = min(p.rows, int(blockIdx.y + 1) * 32);
+  if constexpr (kHoldsNext)
+    await_inputs_first();
+  else
+    await_inputs();
   for (int row0 = blockIdx.y * 32; row0 < stop; row0 += 8) {
     float total[4] = {};
     if (row0 < live) projection.add_rows(total, p, row0, live, row0 > int(blockIdx.y) * 32);
@@ -153,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(512) project_fp8_dim(const dsuf::Pr
   dsuf::project<DSUF_DIM, 16>(p);
 }
 extern "C" __global__ void __launch_bounds__(128) project_fp8_q_lora(const dsuf::ProjectFp8 p) {
-  dsuf::project<DSUF_Q_LORA, 4>(p);
+  dsuf::project<DSUF_Q_LORA, 4, true>(p);
 }
 extern "C" __global__ void __launch_bounds__(256) project_fp8_o(const dsuf::ProjectFp8 p) {
   dsuf::project<DSUF_O_GROUPS * DSUF_O_LORA, 8>(p);

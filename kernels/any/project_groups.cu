@@ -93,9 +93,10 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) __launch_bounds__(256) proj
   Weights w[kAtOnce];
   cluster_start();
   load_weights(p, w, first, 0);
+  const int live = min(early_live(p.live), p.rows);
   await_inputs();
   cluster_started();
-  const int live = min(*p.live, p.rows), stop = min(p.rows, int(blockIdx.y + 1) * 32);
+  const int stop = min(p.rows, int(blockIdx.y + 1) * 32);
   for (int row0 = blockIdx.y * 32; row0 < stop; row0 += 8) {
     float total[4] = {};
     if (row0 < live) add_rows(total, p, w, first, row0, live, row0 > int(blockIdx.y) * 32);

@@ -6,8 +6,8 @@
 // turn. With `blocks` only their entries are scored, one block after the other. A warp takes 32 keys and all heads in
 // turns of sixteen, a lane the same quarter of a key and of a query; heads are added lane by lane, then by a fixed
 // tree. A block of 8 warps does as many rows as the grid asks for, and unpacks its keys anew only where the turn
-// changes. Past what a row may see nothing is read or written. Grid: (ceil(entries / 256), any number up to rows), a row
-// each where that does not make more blocks than run at once, else four. Padding: not touched.
+// changes. Past what a row may see nothing is read or written. Grid: (ceil(entries / 256), any number up to rows), one
+// row each where that does not make more blocks than run at once, else four. Padding: not touched.
 // Bound: 2 * heads * index dim FLOP a row and entry against index dim * 17 / 32 bytes an entry of four rows.
 #include "contract.h"
 #include "launch.cuh"

@@ -179,6 +179,24 @@ struct RouteExperts {
   int32_t picks;
 };
 
+struct RouteInput {
+  const uint16_t* x;        // [rows, dim]
+  const uint16_t* weight;   // [experts, dim] BF16
+  float* logits;            // [rows, experts]
+  const float* bias;        // [experts]
+  int32_t* chosen;          // [rows, picks] ascending
+  float* weights;           // [rows, picks]
+  int32_t* used;            // as of GroupExperts, likewise the next three
+  int32_t* expert;
+  int32_t* first;
+  int32_t* order;
+  int32_t* arrived;         // [9] zero before and after: blocks of a row, rows
+  const int32_t* live;
+  int32_t rows;
+  int32_t experts;
+  int32_t picks;
+};
+
 struct GroupExperts {
   const int32_t* chosen;    // [rows, picks]; negative: not routed
   int32_t* used;            // [1] distinct experts
@@ -190,9 +208,14 @@ struct GroupExperts {
   int32_t experts;
 };
 
+struct ArrangeCodes {
+  uint8_t* codes;           // [16 * count]
+  int32_t count;
+};
+
 struct ExpertsUp {
   const uint16_t* x;        // [rows, dim] in the order of fragment.cuh
-  const uint8_t* w1;        // [experts, inter, dim / 2] E2M1
+  const uint8_t* w1;        // [experts, inter, dim / 2] E2M1, as ArrangeCodes leaves it
   const uint8_t* w1_scale;  // [experts, inter, dim / 32] E8M0
   const uint8_t* w3;        // as w1
   const uint8_t* w3_scale;
@@ -253,6 +276,7 @@ struct AttendSparse {
   int32_t heads;
   int32_t window_slots;
   int32_t entry_slots;
+  int32_t early;            // 1: what is read but for q was written before the launch ahead of this one
 };
 
 struct IndexQueries {

@@ -1,8 +1,8 @@
 // The (row, pick) pairs of a step by expert, so that each expert in use is read once; by one block of 512 threads.
 //
-// The order is by expert, then by pair number, whatever the timing. Few pairs find their places by counting those before
-// them. Many are counted, and then put in their places, 512 at a time: after the pairs of their expert from turns
-// before, warps before and lanes before. Pairs without an expert are left out.
+// The order is by expert, then by pair number, whatever the timing. Few pairs find their places by counting those
+// before them. Many are counted, and then put in their places, 512 at a time: after the pairs of their expert from
+// turns before, warps before and lanes before. Pairs without an expert are left out.
 #pragma once
 #include "reduce.cuh"
 
@@ -19,13 +19,14 @@ struct Groups {
   __device__ __forceinline__ int expert_of(int pair) const { return pair < pairs ? __ldcg(chosen + pair) : -1; }
 
   // After all pairs in their places: what lies behind the lists.
+  template <int kThreads = kGroupThreads>
   __device__ void end(int pairs_total, int used_total) const {
     if (threadIdx.x == 0) *used = used_total;
-    for (int i = used_total + threadIdx.x; i <= experts; i += kGroupThreads) {
+    for (int i = used_total + threadIdx.x; i <= experts; i += kThreads) {
       if (i < experts) expert[i] = -1;
       first[i] = pairs_total;
     }
-    for (int i = pairs_total + threadIdx.x; i < pairs; i += kGroupThreads) order[i] = -1;
+    for (int i = pairs_total + threadIdx.x; i < pairs; i += kThreads) order[i] = -1;
   }
 };
 
@@ -41,41 +42,58 @@ union GroupRoom {
   } many;
 };
 
-__device__ inline void group_few(const Groups& groups, GroupRoom& room) {
-  auto& few = room.few;
-  constexpr uint32_t kNone = 0xFFFFFFFFu;
+constexpr uint32_t kNoKey = 0xFFFFFFFFu;
+
+// A pair's place in the order.
+__device__ __forceinline__ uint32_t key_of(int expert, int pair) {
+  return expert < 0 ? kNoKey : uint32_t(expert) * kFewPairs + pair;
+}
+
+// From the keys of all pairs, filled up to whole fours: places by counting those before, by a block of kThreads. `in_use`
+// is room.
+template <int kThreads = kGroupThreads>
+__device__ inline void group_keys(const Groups& groups, const uint32_t* keys, uint32_t* in_use) {
   const int padded = (groups.pairs + 3) / 4 * 4;
-  if (threadIdx.x < kMostExperts / 32) few.in_use[threadIdx.x] = 0;
+  if (threadIdx.x < kMostExperts / 32) in_use[threadIdx.x] = 0;
   __syncthreads();
-  int own_routed = 0;
-  for (int pair = threadIdx.x; pair < padded; pair += kGroupThreads) {
-    const int expert = groups.expert_of(pair);
-    few.keys[pair] = expert < 0 ? kNone : uint32_t(expert) * kFewPairs + pair;
-    if (expert >= 0) atomicOr(&few.in_use[expert / 32], 1u << (expert % 32));
-    own_routed += expert >= 0;
+  int routed = 0;
+  for (int turn = 0; turn < padded; turn += kThreads) {
+    const int pair = turn + threadIdx.x;
+    const uint32_t key = pair < padded ? keys[pair] : kNoKey;
+    if (key != kNoKey) atomicOr(&in_use[key / kFewPairs / 32], 1u << (key / kFewPairs % 32));
+    routed += __syncthreads_count(key != kNoKey);
   }
-  const int routed = block_sum<kGroupThreads>(own_routed);
-  for (int pair = threadIdx.x; pair < groups.pairs; pair += kGroupThreads) {
-    const uint32_t key = few.keys[pair];
-    if (key == kNone) continue;
-    const uint32_t least = key / kFewPairs * kFewPairs;
+  for (int pair = threadIdx.x; pair < groups.pairs; pair += kThreads) {
+    const uint32_t key = keys[pair], least = key / kFewPairs * kFewPairs;
+    if (key == kNoKey) continue;
     int place = 0, begin = 0;
     for (int other = 0; other < padded; other += 4) {
-      const uint4 four = *reinterpret_cast<const uint4*>(&few.keys[other]);
+      const uint4 four = *reinterpret_cast<const uint4*>(keys + other);
       place += (four.x < key) + (four.y < key) + (four.z < key) + (four.w < key);
       begin += (four.x < least) + (four.y < least) + (four.z < least) + (four.w < least);
     }
     groups.order[place] = pair;
     if (place != begin) continue;
     const int expert = int(key / kFewPairs);
-    int slot = __popc(few.in_use[expert / 32] & ((1u << (expert % 32)) - 1));
-    for (int word = 0; word < expert / 32; ++word) slot += __popc(few.in_use[word]);
+    int slot = 0;
+#pragma unroll
+    for (int word = 0; word < kMostExperts / 32; ++word) {
+      const uint32_t below = word < expert / 32 ? 0xFFFFFFFFu : word > expert / 32 ? 0u : (1u << (expert % 32)) - 1;
+      slot += __popc(in_use[word] & below);
+    }
     groups.expert[slot] = expert;
     groups.first[slot] = begin;
   }
   int used = 0;
-  for (int word = 0; word < kMostExperts / 32; ++word) used += __popc(few.in_use[word]);
-  groups.end(routed, used);
+#pragma unroll
+  for (int word = 0; word < kMostExperts / 32; ++word) used += __popc(in_use[word]);
+  groups.template end<kThreads>(routed, used);
+}
+
+__device__ inline void group_few(const Groups& groups, GroupRoom& room) {
+  for (int pair = threadIdx.x; pair < (groups.pairs + 3) / 4 * 4; pair += kGroupThreads)
+    room.few.keys[pair] = key_of(groups.expert_of(pair), pair);
+  group_keys(groups, room.few.keys, room.few.in_use);
 }
 
 // From the loads of all experts: where each begins, and the lists of those in use.

@@ -7,11 +7,25 @@
 
 namespace dsuf {
 
+__device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void await_ahead() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // The first thing that every thread of every kernel does before it reads or writes memory.
 __device__ __forceinline__ void await_inputs() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  let_next_start();
+  await_ahead();
 }
+
+// The same of a kernel that lets the next one start but when all before itself is done: the next one may then read, at
+// once, what any kernel but this one wrote. It does so past the first-level cache.
+__device__ __forceinline__ void await_inputs_first() {
+  await_ahead();
+  let_next_start();
+}
+
+// How many rows a pass has. embed_rows holds the kernels behind it until that is known and where rows go in the caches, so
+// that those of the layers read it before they wait; norm_dim holds those that put the draft head's context in its places.
+__device__ __forceinline__ int early_live(const int32_t* live) { return __ldcg(live); }
 
 // Start moving `bytes` (whole sixteens, as the address) into the second-level cache.
 __device__ __forceinline__ void fetch_ahead(const void* from, uint32_t bytes) {

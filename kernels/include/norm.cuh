@@ -11,8 +11,16 @@ struct NormedRow {
   static_assert(kWidth % 32 == 0, "a row is whole groups of 32");
   static constexpr int kOctets = kWidth / 8, kTurns = (kOctets + kThreads - 1) / kThreads;
   float x[kTurns][8];
+  uint4 weight[kTurns];
 
   __device__ static int octet(int turn) { return turn * kThreads + threadIdx.x; }
+
+  // Constants, which need not wait for earlier launches.
+  __device__ void load_weight(const uint16_t* from) {
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t)
+      weight[t] = octet(t) < kOctets ? reinterpret_cast<const uint4*>(from)[octet(t)] : make_uint4(0, 0, 0, 0);
+  }
 
   // The row at `from`; zeros where it is padding.
   __device__ void load(const uint16_t* from, bool live) {
@@ -32,7 +40,7 @@ struct NormedRow {
   }
 
   // Norm what is held, rounded to BF16; all threads of the block come here.
-  __device__ void norm(const uint16_t* weight) {
+  __device__ void norm() {
     double squares = 0.0;
 #pragma unroll
     for (int t = 0; t < kTurns; ++t)
@@ -42,8 +50,8 @@ struct NormedRow {
     const float inverse = float(rsqrt(mean + double(DSUF_NORM_EPS)));
 #pragma unroll
     for (int t = 0; t < kTurns; ++t) {
-      float w[8] = {};
-      if (octet(t) < kOctets) unpack_bf16x8(reinterpret_cast<const uint4*>(weight)[octet(t)], w);
+      float w[8];
+      unpack_bf16x8(weight[t], w);
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[t][i] = round_bf16(__fmul_rn(__fmul_rn(x[t][i], inverse), w[i]));
     }

@@ -73,7 +73,7 @@ struct SharedShare {
   __device__ static __forceinline__ uint4 octet_of(const uint4* x, int octet) {
     if (!x) return make_uint4(0, 0, 0, 0);
     const int place = fragment_place<kWidth>(octet), at = place / 4 * kLanes + place % 4;
-    return kLanes == 32 ? load_shared(x + at) : load_global(x + at);
+    return kLanes == 32 ? load_shared(x + at) : load_fresh(x + at);
   }
 
   __device__ static __forceinline__ void add_octet(float (&total)[4], uint32_t a0, uint32_t a1, uint32_t b0,

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.campaigns.steps import Campaign, measure
+from bench.campaigns.steps import Campaign, Spoken, measure
 from dsuf.checkpoint.config import load_config
 from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Setup
+from tests.cuda.drive import make_turn
 from tests.cuda.host import make_host_machine, use_host_driver
 from tests.cuda.test_protocol import say
 
@@ -51,3 +52,16 @@ async def test_engines_share_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (row["replayed"], row["different"], row["device_growth_bytes"], row["holds"]) == (6, 0, 0, True)
     for engine in engines:
         await engine.close()
+
+
+async def test_some_turns_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that memory does not grow with what was heard: early and late ones."""
+    monkeypatch.setattr("bench.campaigns.steps.KEPT", 5)
+    setup = Setup(context_tokens=700, max_turns=4, pages=20, prefill_rows=64)
+    engine = CudaEngine(make_host_machine(monkeypatch, CONFIG, setup), "weights", "exact", captures=False)
+    campaign = Campaign(engine, 1, 300)
+    for number in range(100):
+        campaign._keep(Spoken(make_turn([5], 1), [number]))
+    kept = sorted(spoken.ids[0] for spoken in campaign.spoken)
+    assert campaign.heard == 100 and len(kept) == 5 and kept[0] < 60 and kept[-1] > 40
+    await engine.close()

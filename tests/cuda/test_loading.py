@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,10 +14,12 @@ from dsuf.checkpoint.synthetic import write_synthetic
 from dsuf.cuda import weights
 from dsuf.cuda.arena import Array, view_host
 from dsuf.cuda.graphs import Graphs
+from dsuf.cuda.kernels import Kernels
 from dsuf.cuda.streams import Sides, Stream
-from dsuf.cuda.weights import load_weights, plan_weights
+from dsuf.cuda.weights import arrange_experts, load_weights, plan_weights
 from dsuf.errors import CheckpointError, DeviceError
 from tests.cuda.host import HostArena, HostDriver, use_host_driver
+from tests.cuda.paper import PaperKernels
 
 TINY = Path(__file__).parents[1] / "golden" / "tiny"
 DEVICE: Any = SimpleNamespace(use=lambda: None)
@@ -68,6 +70,18 @@ def test_a_tensor_that_cannot_be_read(driver: HostDriver, checkpoint: Checkpoint
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_weights(HostArena(regions), placements, tensor, DEVICE, lambda arrived: None)
     assert not driver.alive and not driver.memory
+
+
+def test_codes_are_arranged(driver: HostDriver, checkpoint: Checkpoint) -> None:
+    """Once for every matrix of routed experts, all of it, and for nothing else."""
+    regions, _ = plan_weights(checkpoint.config, draft=True, engram_on_host=False)
+    arena, kernels = HostArena(regions), PaperKernels(checkpoint.config)
+    arrange_experts(arena, cast(Kernels, kernels))
+    found = {(values["codes"].pointer, values["count"] * 16) for _, values in kernels.launches}
+    experts = [region for region in regions if ".experts." in region.name and region.name.endswith(".weight")]
+    assert {entry for entry, _ in kernels.launches} == {"arrange_codes"}
+    assert found == {(arena[region.name].pointer, region.bytes) for region in experts}
+    assert len(kernels.launches) == len(experts) == 3 * (checkpoint.config.n_layers + checkpoint.config.n_mtp_layers)
 
 
 def note(queued: list[int]) -> Callable[[int], None]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import time
 
 import aiohttp
 import pytest
@@ -68,6 +69,26 @@ async def test_prefill_and_decode_nodes(start: Start) -> None:
             other = Chat(session, opening(number, 300))
             await other.ask(fresh.node_url(1))
             assert other.replies == chat.replies
+    await wait_settled(fleet.node_url(2))
+
+
+@pytest.mark.full
+async def test_a_node_for_prompts_that_stands_still_costs_no_more_than_computing(start: Start) -> None:
+    """The turn that had asked it, and none after that; when it goes on it is asked again."""
+    fleet = await asyncio.to_thread(start, 2, prefill=1)
+    async with aiohttp.ClientSession() as session:
+        took_s = []
+        for number in range(5, 10):
+            if number == 6:
+                fleet.nodes[0].send(signal.SIGSTOP)
+            if number == 8:
+                fleet.nodes[0].send(signal.SIGCONT)
+                await asyncio.sleep(8.0)  # it is left alone for a time
+            began_s = time.monotonic()
+            details = await Chat(session, opening(number, 300)).ask(fleet.url)
+            took_s.append(time.monotonic() - began_s)
+            assert (details["peer_tokens"] > 300) == (number in (5, 8, 9)), (number, details)
+        assert took_s[1] < took_s[2] + 4.0, took_s
     await wait_settled(fleet.node_url(2))
 
 

@@ -97,6 +97,15 @@ def order_fragments(x: NDArray[Any]) -> NDArray[np.uint16]:
     return np.concatenate([chunks.reshape(rows, whole, 8), octets[:, whole:]], axis=1).reshape(rows, width)
 
 
+def arrange_codes(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Bytes of two FP4 codes in the order of bits in which the expert kernels read them (`arrange_fp4`)."""
+    bits = np.unpackbits(codes.reshape(-1, 2), axis=1, bitorder="little")  # a half word a row, code by code
+    places = [6, 7, 8, 15, 3, 4, 5, 12, 0, 1, 2, 13, 9, 10, 11, 14]
+    arranged = np.empty_like(bits)
+    arranged[:, places] = bits
+    return np.packbits(arranged, axis=1, bitorder="little").reshape(codes.shape)
+
+
 def draw_bf16(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> NDArray[np.uint16]:
     """Normal BF16 numbers."""
     return to_bf16(rng.standard_normal(shape, np.float32) * np.float32(scale))

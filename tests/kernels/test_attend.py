@@ -52,7 +52,7 @@ def test_attention(
 
     def run(first: int, last: int, count: int) -> np.ndarray:
         part = {"q": q[first:last], "slots": split[first:last], "selected": chosen[first:last], "live": count}
-        part |= {"angles": angles[first:last]}
+        part |= {"angles": angles[first:last], "early": (last - first) % 2}
         out = {"out": ("bf16", (last - first, heads, dim))}
         return gpu.run("attend_sparse", out, **values, **part, rows=last - first)["out"]
 

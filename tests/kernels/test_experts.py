@@ -7,7 +7,16 @@ from dsuf.reference.arithmetic import OFFICIAL, matmul
 from dsuf.reference.moe import Router, swiglu
 from dsuf.reference.quant import FP8
 from dsuf.reference.weights import dequantise_dense, dequantise_expert
-from tests.kernels.gpu import Gpu, assert_bf16, draw_bf16, draw_e4m3, draw_e8m0, from_bf16, order_fragments
+from tests.kernels.gpu import (
+    Gpu,
+    arrange_codes,
+    assert_bf16,
+    draw_bf16,
+    draw_e4m3,
+    draw_e8m0,
+    from_bf16,
+    order_fragments,
+)
 
 Found = dict[str, np.ndarray]
 ROWS = [(0, 0), (1, 1), (3, 0), (9, 6), (40, 33)]
@@ -69,6 +78,28 @@ def test_group(gpu: Gpu, rng: np.random.Generator, experts: int, rows: int) -> N
     )
 
 
+@pytest.mark.parametrize(("rows", "live"), [(1, 1), (6, 6), (8, 5), (3, 0)])
+@pytest.mark.parametrize(("experts", "picks"), [(384, 6), (128, 3), (24, 6)])
+def test_route_input(gpu: Gpu, rng: np.random.Generator, rows: int, live: int, experts: int, picks: int) -> None:
+    """To the bit what router, routing and grouping give one after the other."""
+    sizes = {"rows": rows, "experts": experts, "picks": picks, "live": live}
+    values = {"x": draw_bf16(rng, rows, gpu.sizes.dim), "weight": draw_bf16(rng, experts, gpu.sizes.dim, scale=0.05)}
+    bias = rng.standard_normal(experts).astype(np.float32)
+    logits = {"out": ("f32", (rows, experts))}
+    router = gpu.run("project_bf16_few", logits, **values, rounded=None, rows=rows, live=live, n=experts)["out"]
+    chosen = {"chosen": ("i32", (rows, picks)), "weights": ("f32", (rows, picks))}
+    lists = {name: ("i32", shape) for name, shape in group_shapes(rows, picks, experts).items()}
+    arrived = np.zeros(9, np.int32)
+    out = chosen | lists | {"arrived": arrived[:1]}
+    expected = gpu.run("route_experts", out, logits=router, bias=bias, **sizes)
+    out |= {"arrived": arrived, "logits": logits["out"]}
+    found = gpu.run("route_input", out, **values, bias=bias, **sizes)
+    assert not found.pop("arrived").any()
+    np.testing.assert_array_equal(found["logits"][:live], router[:live])
+    for name in chosen | lists:
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
 def draw_shared(rng: np.random.Generator, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """FP8 weights with their scales, of a size that keeps results in range."""
     return draw_e4m3(rng, n, k), draw_e8m0(rng, n // 32, k // 32) - np.uint8(6)
@@ -77,6 +108,16 @@ def draw_shared(rng: np.random.Generator, n: int, k: int) -> tuple[np.ndarray, n
 def draw_expert(rng: np.random.Generator, experts: int, n: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """FP4 weights with their scales."""
     return rng.integers(0, 256, (experts, n, k // 2), np.uint8), draw_e8m0(rng, experts, n, k // 32)
+
+
+@pytest.mark.parametrize("count", [1, 255, 257])
+def test_arrange(gpu: Gpu, count: int) -> None:
+    """Every place of every code in its word."""
+    codes = np.arange(16 * count, dtype=np.uint32).astype(np.uint8).reshape(count, 16)
+    codes[:, 1::2] = codes[:, ::2] * np.uint8(5) + np.uint8(3)
+    np.testing.assert_array_equal(
+        gpu.run("arrange_codes", {"codes": codes}, count=count)["codes"], arrange_codes(codes)
+    )
 
 
 class Layer:
@@ -95,17 +136,18 @@ class Layer:
         rows, ((w1, s1), (w3, s3), _) = len(packed), self.routed
         out = {"inner": ("bf16", (rows * self.picks, self.inter)), "shared_inner": ("bf16", (rows, self.inter))}
         return self.gpu.run(
-            "experts_up", out, x=order_fragments(FP8.unpack(packed)), w1=w1, w1_scale=s1, w3=w3, w3_scale=s3,
-            shared=self.shared[0][0], shared_scale=self.shared[0][1], weights=weights, **grouped, live=live, rows=rows,
-            slots=self.experts, picks=self.picks,
+            "experts_up", out, x=order_fragments(FP8.unpack(packed)), w1=arrange_codes(w1), w1_scale=s1,
+            w3=arrange_codes(w3), w3_scale=s3, shared=self.shared[0][0], shared_scale=self.shared[0][1],
+            weights=weights, **grouped, live=live, rows=rows, slots=self.experts, picks=self.picks,
         )  # fmt: skip
 
     def down(self, found: Found, live: int, grouped: dict[str, np.ndarray]) -> Found:
         """What experts_down makes of that."""
         rows = len(found["shared_inner"])
         out = {"out": ("bf16", (rows * self.picks, self.dim)), "shared_out": ("bf16", (rows, self.dim))}
+        w2, scale = self.routed[2]
         return self.gpu.run(
-            "experts_down", out, **found, w2=self.routed[2][0], w2_scale=self.routed[2][1], shared=self.shared[1][0],
+            "experts_down", out, **found, w2=arrange_codes(w2), w2_scale=scale, shared=self.shared[1][0],
             shared_scale=self.shared[1][1], **grouped, live=live, rows=rows, slots=self.experts,
         )  # fmt: skip
 

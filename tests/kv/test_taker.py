@@ -3,11 +3,16 @@
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from dsuf.kv import giver, taker
 from dsuf.kv.handoff import Offer, Piece
 from dsuf.kv.sessions import Restored
+from dsuf.kv.trace import Trace
+from dsuf.kv.transport import peer
+from dsuf.kv.transport.wire import Order
+from dsuf.types import Turn
 from tests.kv.rig import ids, make_prompt_trace, make_small_arena, publish
 from tests.kv.test_handoff import MODES, Pair, until
 from tests.kv.transport.rig import Remote
@@ -85,6 +90,25 @@ async def test_nothing_counts_that_stands_on_damage(damaged: int) -> None:
     assert restored.peer_tokens == max(0, 32 * damaged - 8)
     assert pair.near.count("checksum_failures_total") == 1
     await pair.close()
+
+
+@pytest.mark.parametrize("links", ["true", "none", "wrong", "cut"])
+async def test_digests_that_a_peer_tells_only_find(monkeypatch: pytest.MonkeyPatch, links: str) -> None:
+    """Wrong ones find nothing, which costs reuse alone; where their number is wrong they are made here."""
+    pack = peer.pack_turn
+
+    def tell(turn: Turn, trace: Trace | None = None) -> Order:
+        order = pack(turn, trace)
+        told = {"true": order.links, "none": b"", "wrong": bytes(len(order.links)), "cut": order.links[:-1]}
+        assert len(order.links) == 16 * (len(turn.prompt.ids) // 8)
+        return msgspec.structs.replace(order, links=told[links])
+
+    monkeypatch.setattr(peer, "pack_turn", tell)
+    async with Remote(deadline_s=5, replay_tokens=8) as pair:
+        await pair.far.run(make_turn("a", ids(60)))
+        restored, _ = await pair.run(make_turn("b", ids(60, [7, 8])), compute=False)
+        assert (restored.peer_tokens >= 48) == (links != "wrong")
+        assert restored.peer_tokens == 0 or links != "wrong"
 
 
 async def test_a_turn_that_was_only_looked_for_can_be_ordered() -> None:

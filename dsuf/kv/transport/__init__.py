@@ -23,5 +23,11 @@ Imports `kv`, `types`, `errors` and `observe`.
   itself could read all of it. A pull has a queue pair to itself, which its failure costs. Where a lease ends other than
   by who took it, all pairs of that peer are destroyed before the blocks serve others. If the first read of a connection
   fails, there may be no way between the two devices, and TCP is used.
+- *Bytes wait for nothing but bytes.* Several reads are always under way, so the sender knows what comes next; the next
+  offer is asked for, and begun, while one comes; a socket is read in pieces of half a megabyte, since waking up for
+  each packet costs more than copying it. A prompt that is only looked up is neither unpacked nor hashed again: its page
+  digests travel with it, and can do no harm, since contents decide.
+- *Who refuses whom shows early.* Nodes connect to each new member, and name in readiness those that they or that do not
+  accept them.
 - *Sources may change while they are sent*: nobody waits for a slow reader, whose lease then ends; it is told so.
 """

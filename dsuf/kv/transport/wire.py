@@ -22,10 +22,12 @@ _PIECE_TOKENS = 16_384
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
-    """A turn as it travels: `ids` are the prompt's tokens, 4 bytes each, little-endian; `rest` the turn without."""
+    """A turn as it travels: `ids` are the prompt's tokens, 4 bytes each, little-endian; `rest` the turn without;
+    `links` the digests of its whole pages, where they are known."""
 
     ids: bytes
     rest: Turn
+    links: bytes = b""
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
@@ -169,7 +171,7 @@ def pack_turn(turn: Turn, trace: Trace | None = None) -> Order:
     prompt = msgspec.structs.replace(turn.prompt, ids=())
     rest = msgspec.structs.replace(turn, prompt=prompt)
     if trace is not None:
-        return Order(np.frombuffer(trace.ids, "<i8").astype("<u4").tobytes(), rest)
+        return Order(np.frombuffer(trace.ids, "<i8").astype("<u4").tobytes(), rest, b"".join(trace.chain[1:]))
     # Piece by piece, since other threads stand still meanwhile.
     ids = turn.prompt.ids
     pieces = (ids[start : start + _PIECE_TOKENS] for start in range(0, len(ids), _PIECE_TOKENS))
@@ -177,10 +179,14 @@ def pack_turn(turn: Turn, trace: Trace | None = None) -> Order:
 
 
 def trace_order(layout: CacheLayout, order: Order) -> Trace:
-    """The trace of a prompt on its way, whose tokens need not be unpacked for that. In a thread. Raises `PeerError`."""
+    """The trace of a prompt on its way, to look things up with: its tokens are not unpacked, nor its pages hashed.
+
+    In a thread. Raises `PeerError`.
+    """
     _check(order)
     prompt = order.rest.prompt
-    return make_trace(layout, prompt.salt, np.frombuffer(order.ids, "<u4").astype("<i8").tobytes(), prompt.spans)
+    ids = np.frombuffer(order.ids, "<u4").astype("<i8").tobytes()
+    return make_trace(layout, prompt.salt, ids, prompt.spans, order.links)
 
 
 def unpack_turn(order: Order, name: str) -> Turn:

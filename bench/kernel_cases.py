@@ -8,6 +8,7 @@ import cupy
 from dsuf.checkpoint.config import load_config
 from dsuf.checkpoint.forms import RELEASED
 from dsuf.cuda.kernels import Kernels
+from dsuf.cuda.moe import MOST_ROWS_AT_ONCE
 from dsuf.cuda.sizes import from_config
 
 CONFIG = load_config(RELEASED / "config.json")
@@ -200,6 +201,15 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
         live | sizes | routed | grouped | {"logits": logits, "arrived": arrived},
         4 * rows * experts,
     )
+    if rows <= MOST_ROWS_AT_ONCE:
+        own = {name: array.copy() for name, array in (routed | grouped).items()}
+        yield Case(
+            "route_input",
+            "router and choice",
+            lambda: {"weight": bf16(experts, dim)},
+            live | sizes | own | {"x": bf16(rows, dim), "logits": logits.copy(), "bias": bias, "arrived": i32([0] * 9)},
+            2 * experts * dim,
+        )
     yield Case("group_experts", "", lambda: {"chosen": routed["chosen"]}, sizes | grouped | {"rows": rows}, 8 * pairs)
     w13 = {
         "w1": u8(experts, inter, dim // 2),
@@ -207,6 +217,14 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
         "w3": u8(experts, inter, dim // 2),
         "w3_scale": e8m0(experts, inter, dim // 32),
     }
+    count = w13["w1"].size // 16
+    yield Case(
+        "arrange_codes",
+        f"{experts} experts",
+        lambda: {"codes": w13["w1"].copy()},
+        {"count": count},
+        32 * count,
+    )
     yield Case(
         "experts_up",
         note,

@@ -201,6 +201,7 @@ class Bytes:
 
 
 def gpu_state() -> str:
-    """Clocks, temperature and power right after the work."""
+    """Clocks, temperature and power of the first GPU right after the work."""
     asked = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw", "--format=csv,noheader"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip().replace(", ", " ")
+    told = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
+    return told[0].strip().replace(", ", " ") if told else ""

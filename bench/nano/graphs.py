@@ -4,6 +4,7 @@ Inputs, gradients, counts and loads live outside the graphs' common memory pool;
 the next replay. On a machine without CUDA, or after a capture that failed, a pass runs as it is written.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -122,19 +123,30 @@ class Passes:
         """Whether `prepare` has been here."""
         return item in self._captured
 
-    def prepare(self, item: Pass) -> Prepared:
-        """Compile and capture a pass; raises whatever the compiler raises. Gradients are as after a pass."""
+    def prepare(self, item: Pass, *, as_written: bool = False) -> Prepared:
+        """Compile and capture a pass; raises whatever the compiler raises. Gradients are as after a pass.
+
+        With `as_written` nothing is compiled, whatever was before.
+        """
         inputs, slots = self._bucket(item.bucket)
         hits = torch.zeros(inputs.ids.shape, dtype=torch.bool, device=self.device)
         draft_hits = torch.zeros((self.anchors, DRAFT_ROWS), dtype=torch.bool, device=self.device)
 
         def work() -> None:
-            self._pass(inputs, item.mode, hits, draft_hits)
+            with torch.compiler.set_stance("force_eager") if as_written else contextlib.nullcontext():
+                self._pass(inputs, item.mode, hits, draft_hits)
 
         run, prepared = self._capture(work, warm=2)
         self._captured[item] = _Captured(run, inputs, slots, hits, draft_hits)
         self.read()
         return prepared
+
+    def measure_gradient(self, item: Pass) -> tuple[float, float]:
+        """Norms of the gradient that the last run has left, and of its batch's with nothing compiled."""
+        captured, norm = self._captured[item], float(self.optimiser.gradients.norm())
+        with torch.compiler.set_stance("force_eager"):
+            self._pass(captured.inputs, item.mode, captured.hits, captured.draft_hits)
+        return norm, float(self.optimiser.gradients.norm())
 
     def prepare_step(self) -> Prepared:
         """Capture the optimiser, after two steps at rate zero."""

@@ -29,6 +29,7 @@ from bench.nano.masters import load_state
 from bench.nano.model import METRICS, Nano
 from bench.nano.model.regions import compile_regions
 from bench.nano.optimiser import Optimiser, name_parameters
+from bench.nano.sharpen import sharpen
 from bench.nano.sizes import SIZES, TOY
 from bench.nano.stages import passes
 from bench.nano.start import fix_embedding, start_weights
@@ -81,11 +82,12 @@ def train(options: argparse.Namespace, journal: Journal) -> int:
             return 0
         journal.write("prepared", what="optimiser", **work.prepare_step()._asdict())
         training.run(options.piece_minutes * 60 - (time.monotonic() - began), fit=options.fit)
-        figures = training.check(default=options.checks)
-    checkpoint = options.out / "checkpoint"
-    checkpoint.mkdir(exist_ok=True)
-    export(model, checkpoint, tokenizer.read_bytes())
-    journal.write("exported", took_s=time.monotonic() - began, share=progress.share, figures=figures)
+        sharpen(model)
+        checkpoint = options.out / "checkpoint"
+        checkpoint.mkdir(exist_ok=True)
+        export(model, checkpoint, tokenizer.read_bytes())
+        journal.write("exported", took_s=time.monotonic() - began, share=progress.share)
+        training.check(default=options.checks)
     return 0 if progress.share >= 1 else UNFINISHED
 
 
@@ -122,7 +124,7 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("package", type=Path, help="training data, made by python -m bench.nano.pack")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="state, log and checkpoint")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=5.5, help="training time in all, without set-up")
+    parser.add_argument("--minutes", type=float, default=4.0, help="training time in all, without set-up")
     parser.add_argument("--piece-minutes", type=float, default=9.0, help="longest run of this command, with set-up")
     parser.add_argument(
         "--fit", action="store_true", help="train for less than --minutes if one piece does not hold it"

@@ -19,5 +19,7 @@ missing. Decided here:
 - Rows of a long pass read each other's window rows beside the rings, so its length does not depend on the rings'.
 - A replayed prefill ends with an ordinary pass over the last window, which computes the encoder's part of it again:
   the same numbers in the same places, and no second kind of pass.
+- A slot that was filled from a state has the rows of the state and no older ones. So a turn remembers the least length
+  that it can be cut back to, and a state says how many of its last positions a prompt may leave off.
 - Pages that were there before a turn are left out of the table through which it writes: shared rows stay as they are.
 """

@@ -33,8 +33,12 @@ class StandIn(torch.nn.Module):
         self.mtp = torch.nn.Parameter(torch.randn(8, width))
         self.register_buffer("bias", torch.zeros(2))
 
+    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        """The part that a test compiles."""
+        return self.embed[ids]
+
     def forward(self, ids: torch.Tensor, weights: torch.Tensor, mode: Mode, anchors: torch.Tensor) -> Outcome:
-        x = self.embed[ids.long()]
+        x = self.embedded(ids.long())
         for up, down in zip(self.layers[0].w1, self.layers[0].w2, strict=True):
             x = x + torch.relu(x @ up.T) @ down.T
         logits = x @ self.head.T

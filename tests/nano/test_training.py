@@ -1,6 +1,7 @@
 """The loop on a model of a few hundred weights: it learns, keeps to its time, and goes on where it stopped."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,6 +91,23 @@ def test_preparing_changes_no_weight(tmp_path: Path) -> None:
     training.prepare(passes())
     assert torch.equal(before, training.work.optimiser.masters)
     assert not training.work.read()["steps"]
+
+
+def test_a_compiled_pass_with_a_wrong_gradient_runs_as_written(tmp_path: Path) -> None:
+    """A compiler that makes every gradient seven times as large is found out, and its pass learns nevertheless."""
+
+    def miscompile(graph: torch.fx.GraphModule, _: object) -> Callable[..., tuple[torch.Tensor, ...]]:
+        return lambda *inputs: tuple(7 * out - 6 * out.detach() for out in graph(*inputs))
+
+    training = build(30.0, tmp_path)
+    model = training.work.model
+    model.embedded = torch.compile(model.embedded, backend=miscompile)
+    training.prepare(passes()[:1])
+    log = read_log(tmp_path)
+    assert [line["event"] for line in log] == ["distrusted", "prepared"]
+    assert log[0]["norm"] > 2 * log[0]["as_written"] and log[1]["norm"] == log[0]["as_written"]
+    norm, written = training.work.measure_gradient(passes()[0])
+    assert norm == pytest.approx(written)
 
 
 def test_a_piece_ends_in_time_and_the_next_goes_on(tmp_path: Path) -> None:

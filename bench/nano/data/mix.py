@@ -19,7 +19,7 @@ from bench.nano.data.sample import Piece, Sample
 
 Bucket = Literal["recall", "short", "middle", "long"]
 BUCKETS: dict[Bucket, tuple[int, int]] = {
-    "recall": (120, 256),
+    "recall": (30, 1024),
     "short": (30, 1024),
     "middle": (10, 3072),
     "long": (3, 10240),
@@ -30,6 +30,7 @@ TOY_BUCKETS: dict[Bucket, tuple[int, int]] = {
     "middle": (2, 256),
     "long": (1, 512),
 }
+RECALL_TOKENS = 256  # of a stretch in which what is asked for has just been said; a row of "recall" holds several
 LEAST_TOKENS = 96  # of a sample; what is left of a row at its end is filler
 TRIES = 6  # samples drawn for what is left of a row before filler takes it
 
@@ -74,10 +75,12 @@ class Batch(NamedTuple):
 
 def make_batch(package: Package, seed: int, bucket: Bucket, number: int, *, toy: bool = False) -> Batch:
     """Batch `number` of `bucket`: the same arguments give the same batch."""
-    rows, length = (TOY_BUCKETS if toy else BUCKETS)[bucket]
+    shape = rows, length = (TOY_BUCKETS if toy else BUCKETS)[bucket]
+    if bucket == "recall" and length > RECALL_TOKENS:
+        rows, length = rows * length // RECALL_TOKENS, RECALL_TOKENS
     made = [_make_row(package, f"{seed}/{bucket}/{number}/{row}", bucket, length) for row in range(rows)]
-    ids = np.stack([row.ids for row in made])
-    return Batch(ids, _shift(np.stack([row.weights for row in made])), _shift(np.stack([row.labels for row in made])))
+    ids, weights, labels = (np.stack(parts).reshape(shape) for parts in zip(*made, strict=True))
+    return Batch(ids, _shift(weights), _shift(labels))
 
 
 def _shift(values: NDArray[np.generic]) -> NDArray[np.generic]:

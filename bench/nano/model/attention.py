@@ -109,19 +109,29 @@ def attend(q: Tensor, keys: Tensor, mask: Tensor, sink: Tensor, seen: Seen | Non
     around = torch.cat([pad(chunks, (0, 0, 0, 0, 1, 0))[:-1], chunks], 1)
     by_chunk = q.reshape(rows // window, window * heads, width)
     near = _product(by_chunk, around.transpose(1, 2)).view(rows, heads, -1).masked_fill(~mask[:, None], -torch.inf)
-    scores = [sink.expand(rows, heads).unsqueeze(2), near * width**-0.5]
+    scores = near * width**-0.5
     if seen is not None:
         grouped = q.reshape(len(seen.entries), -1, width)
         far = _product(grouped, seen.entries.transpose(1, 2)).view(rows, heads, -1)
-        scores.append(far.masked_fill(~seen.visible[:, None], -torch.inf) * width**-0.5)
-    probability = torch.softmax(torch.cat(scores, 2), 2)
-    own = probability[:, :, 1 : 1 + 2 * window].to(q.dtype).reshape(rows // window, window * heads, -1)
+        scores = torch.cat([scores, far.masked_fill(~seen.visible[:, None], -torch.inf) * width**-0.5], 2)
+    paid, total = _exponents(scores, sink)
+    own = paid[:, :, : 2 * window].to(q.dtype).reshape(rows // window, window * heads, -1)
     out = _product(own, around).view(rows, heads, width)
     if seen is None:
-        return out.to(q.dtype), None
-    paid = probability[:, :, 1 + 2 * window :]
-    out = out + _product(paid.to(q.dtype).reshape(*grouped.shape[:2], -1), seen.entries).view(rows, heads, width)
-    return out.to(q.dtype), paid.detach().sum(1)
+        return (out / total).to(q.dtype), None
+    others = paid[:, :, 2 * window :]
+    out = out + _product(others.to(q.dtype).reshape(*grouped.shape[:2], -1), seen.entries).view(rows, heads, width)
+    return (out / total).to(q.dtype), (others / total).detach().sum(1)
+
+
+def _exponents(scores: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    """Of `scores` [rows, heads, n]: exponents relative to the largest, and their sum with the sink's [rows, heads, 1].
+
+    As in the release they are rounded for the product with the values before the division.
+    """
+    largest = scores.detach().amax(2, keepdim=True)
+    paid = (scores - largest).exp()
+    return paid, paid.sum(2, keepdim=True) + (sink[:, None] - largest).clamp(max=80).exp()
 
 
 def attend_block(q: Tensor, keys: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
@@ -133,9 +143,9 @@ def attend_block(q: Tensor, keys: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
     grouped = q.reshape(len(keys), -1, width)
     mask = pad(mask, (0, keys.shape[1] - mask.shape[1]), value=True)[:, None]
     scores = _product(grouped, keys.transpose(1, 2)).masked_fill(~mask, -torch.inf) * width**-0.5
-    sinks = sink.expand(rows, heads).reshape(*grouped.shape[:2], 1)
-    probability = torch.softmax(torch.cat([sinks, scores], 2), 2)[:, :, 1:]
-    return _product(probability.to(q.dtype), keys).view(rows, heads, width).to(q.dtype)
+    paid, total = _exponents(scores.view(rows, heads, -1), sink)
+    out = _product(paid.to(q.dtype).view(*grouped.shape[:2], -1), keys)
+    return (out.view(rows, heads, width) / total).to(q.dtype)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -11,16 +11,17 @@ from tests.fleet.rig import wait_settled
 pytestmark = [pytest.mark.full, pytest.mark.needs_redis, pytest.mark.timeout(500)]
 SESSIONS = 6
 TEXTS = (
-    "The bakery at the corner opens before it is light. Two people work there in the early hours: one of them weighs "
-    "the flour and the salt, the other one looks after the oven, which is older than the house next door. On most days the "
-    "first loaves are ready when the tram comes by for the first time, and the driver stops for a moment to buy one. "
-    "When it rains the line of people outside is shorter, and what is left goes to the school across the street. "
-    "Nobody remembers a day on which the shop was closed, not even the one on which the whole town had no light.",
-    "A map of the coast was drawn by a man who had never seen the sea. He had letters from sailors, who told him how "
-    "long they had been on their way and which stars they had seen, and he put all of that together at a small desk. Where "
-    "two of the letters did not agree he drew both lines, one of them thin. Ships used his map for many years. When "
-    "somebody measured the coast again, with better tools, most of the thick lines were where they should be, and so "
-    "were some of the thin ones; but of the islands he had drawn, one was never found.",
+    "The bakery at the corner opens before it is light. Two people work there in the early hours: one of them "
+    "weighs the flour and the salt, the other one looks after the oven, which is older than the house next door. On"
+    " most days the first loaves are ready when the tram comes by for the first time, and the driver stops for a "
+    "moment to buy one. When it rains the line of people outside is shorter, and what is left goes to the school "
+    "across the street. Nobody remembers a day on which the shop was closed, not even the one on which the whole "
+    "town had no light.",
+    "A map of the coast was drawn by a man who had never seen the sea. He had letters from sailors, who told him "
+    "how long they had been on their way and which stars they had seen, and he put all of that together at a small "
+    "desk. Where two of the letters did not agree he drew both lines, one of them thin. Ships used his map for many"
+    " years. When somebody measured the coast again, with better tools, most of the thick lines were where they "
+    "should be, and so were some of the thin ones; but of the islands he had drawn, one was never found.",
 )
 """Long enough to be fetched from another node, and of no help with any question."""
 

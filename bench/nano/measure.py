@@ -8,6 +8,7 @@ reply is right if it is the true answer to the last token and ends by itself.
 
 import argparse
 import asyncio
+import json
 import multiprocessing
 import os
 import sys
@@ -24,7 +25,7 @@ from bench.nano.data.checks import Check, list_kinds, load_checks
 from bench.nano.data.package import Package
 from bench.nano.interview import Ids, Interview
 from bench.nano.trials import WAYS, Marks, Trial, WayName, judge, plan_trials
-from bench.report import publish
+from bench.report import RESULTS, commit, machine, publish
 from dsuf.checkpoint.config import load_config
 from dsuf.reference.engine import ReferenceEngine
 from dsuf.reference.loader import load_draft, load_model
@@ -134,6 +135,17 @@ def collect(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
     return rows
 
 
+def add_rows(rows: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """`rows`, and before them those of the results `name` that no row of these takes the place of."""
+    path = RESULTS / f"{name}.json"
+    kept = json.loads(path.read_text())["rows"] if path.is_file() else []
+    new = {(row["kind"], row["way"]) for row in rows}
+    return sorted(
+        [*(row for row in kept if (row["kind"], row["way"]) not in new), *rows],
+        key=lambda row: (row["kind"], row["way"]),
+    )
+
+
 def describe_faults(outcomes: Iterable[Outcome], tokenizer: Tokenizer) -> Iterator[str]:
     """What was expected and what was said, for every wrong reply."""
     for outcome in outcomes:
@@ -172,6 +184,7 @@ def main() -> int:
     parser.add_argument("--ways", default=",".join(WAYS), help="ways to answer (default: %(default)s)")
     parser.add_argument("--limit", type=int, default=0, help="questions of each kind (default: all)")
     parser.add_argument("--name", default="nano", help="of the file of results (default: %(default)s)")
+    parser.add_argument("--add", action="store_true", help="keep the file's rows of other kinds and ways")
     parser.add_argument("--faults", type=Path, help="file for the wrong replies, as text")
     args = parser.parse_args()
     wanted = [kind for kind in args.kinds.split(",") if kind]
@@ -188,7 +201,9 @@ def main() -> int:
         )
     if not outcomes:
         return 1
-    publish(args.name, collect(outcomes))
+    where = {"machine": machine(), "commit": commit()}
+    rows = [{**row, **where} for row in collect(outcomes)]
+    publish(args.name, add_rows(rows, args.name) if args.add else rows)
     return 0
 
 

@@ -124,7 +124,7 @@ def read_options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("package", type=Path, help="training data, made by python -m bench.nano.pack")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="state, log and checkpoint")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=5.5, help="training time in all, without set-up")
+    parser.add_argument("--minutes", type=float, default=4.0, help="training time in all, without set-up")
     parser.add_argument("--piece-minutes", type=float, default=9.0, help="longest run of this command, with set-up")
     parser.add_argument(
         "--fit", action="store_true", help="train for less than --minutes if one piece does not hold it"

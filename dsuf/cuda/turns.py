@@ -59,9 +59,10 @@ class Turns:
             self.write(name, slot, value, stream)
 
     def fill_table(self, pages: Sequence[int], kept: int = 0) -> NDArray[np.int64]:
-        """A row of a table of `pages`; the first `kept` of them are left out."""
+        """A row of a table of `pages`, as many as it holds; the first `kept` of them are left out."""
         table = np.full(self["table"].shape[1], -1)
-        table[kept : len(pages)] = pages[kept:]
+        held = pages[: len(table)]
+        table[kept : len(held)] = held[kept:]
         return table
 
     def write(self, name: str, slot: int, value: object, stream: int) -> None:

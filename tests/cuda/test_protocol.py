@@ -85,6 +85,13 @@ async def test_turns_in_slots(engine: CudaEngine, ahead: int) -> None:
     assert engine.counters() == {"turns": 0, "steps": 0}
 
 
+async def test_more_pages_than_a_turn_can_fill(engine: CudaEngine) -> None:
+    """Those that are too many are not used."""
+    turn = make_turn(range(2, 60), 6)
+    engine.attach(turn, range(SETUP.pages))
+    assert await finish(engine, turn) == say(list(range(2, 60)), 6)
+
+
 async def test_one_batch(engine: CudaEngine) -> None:
     """Turns that decode together end each at its own time; a plan may go on naming those that have ended."""
     turns = [make_turn(range(2, 20), tokens) for tokens in (1, 5, 9)]

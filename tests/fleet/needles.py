@@ -54,7 +54,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def plan_talk(number: int, texts: Sequence[str]) -> list[Line]:
     """Conversation `number`, which shows one of `texts`."""
     rng = random.Random(number)
-    names = rng.sample([f'"{a} {b}"' for a in WORDS for b in WORDS if a != b], TOLD)
+    words = rng.sample(WORDS, 2 * TOLD)
+    names = [f'"{first} {second}"' for first, second in zip(words[::2], words[1::2], strict=True)]
     facts = [f"The {rng.choice(KINDS)} of {name} is {rng.randrange(10_000, 100_000)}." for name in names]
     lines = [Line(f"Read this text.\n\n{texts[number % len(texts)]}\n\nThat is the text.")]
     lines += [Line(f"Remember this. {fact}") for fact in facts]

@@ -1,6 +1,7 @@
 """The shipped model over HTTP: what it says means something, whatever computes it and wherever its cache comes from."""
 
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,13 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield Client(url)
 
 
-def find_filler() -> str:
-    """Some 2,000 tokens of prose that the model was not made for."""
-    return " ".join((ROOT / "CONTRIBUTING.md").read_text().split())[:5000]
+def write_filler(sentences: int) -> list[str]:
+    """Prose that the model has not seen."""
+    chance = random.Random(5)
+    subjects, verbs = ("The old bridge", "A quiet garden", "Our teacher", "The north wind"), ("waits for", "remembers")
+    objects = ("the winter", "a long letter", "the children of the village", "some bread and cheese")
+    parts = (subjects, verbs, objects)
+    return [" ".join(chance.choice(part) for part in parts) + "." for _ in range(sentences)]
 
 
 def test_checkpoint_is_sound_and_small(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,13 +106,12 @@ def test_beginning_of_the_headline_reply(client: Client) -> None:
 
 def test_needle_across_turns(client: Client) -> None:
     """A fact in a long text is found by a question in the same turn, and by one that takes over the turn's cache."""
-    text, facts = find_filler(), {"amber falcon": "73914", "silver harbor": "20586"}
-    for place, (name, code) in zip((1000, 3500), facts.items(), strict=True):
-        cut = text.index(". ", place) + 2
-        text = f'{text[:cut]}The code of "{name}" is {code}. {text[cut:]}'
+    sentences, facts = write_filler(150), {"amber falcon": "73914", "silver harbor": "20586"}
+    for place, (name, code) in zip((30, 110), facts.items(), strict=True):
+        sentences.insert(place, f'The code of "{name}" is {code}.')
     messages: list[dict[str, Any]] = []
     for name, code in facts.items():
-        begin = "" if messages else text + "\n\n"
+        begin = "" if messages else " ".join(sentences) + "\n\n"
         messages.append({"role": "user", "content": f'{begin}What is the code of "{name}"?'})
         reply = client.ask(messages)
         messages.append({"role": "assistant", "content": reply.choices[0].message.content})

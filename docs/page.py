@@ -23,7 +23,7 @@ from playwright.sync_api import sync_playwright
 DOCS = Path(__file__).parent
 WIDE = {"width": 1200, "height": 750}
 PHONE = {"width": 390, "height": 844}
-FRAME_S = 0.08
+FRAME_S = 0.12
 LAST_MS = 3000
 QUALITY = 82
 REPLY_S = 300.0
@@ -67,7 +67,7 @@ class Recorder:
 
     def start(self) -> None:
         """Begin."""
-        self._session.send("Page.startScreencast", {"format": "png", "everyNthFrame": 3})
+        self._session.send("Page.startScreencast", {"format": "png", "everyNthFrame": 6})
 
     def stop(self) -> None:
         """End; the last frame stays."""

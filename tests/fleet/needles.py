@@ -1,7 +1,7 @@
 """Conversations that ask for what was told in earlier turns, with a fleet behind a balancer, beside a node alone.
 
-Of ten turns the first one shows a text (less than a page nobody fetches), four tell a fact, and five ask for one, in
-the forms of the shipped model's card.
+Of ten turns the first one shows a text, its own from the first word on (less than a page nobody fetches), four tell a fact,
+and five ask for one, in the forms of the shipped model's card.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ def plan_talk(number: int, texts: Sequence[str]) -> list[Line]:
     words = rng.sample(WORDS, 2 * TOLD)
     names = [f'"{first} {second}"' for first, second in zip(words[::2], words[1::2], strict=True)]
     facts = [f"The {rng.choice(KINDS)} of {name} is {rng.randrange(10_000, 100_000)}." for name in names]
-    lines = [Line(f"Read this text.\n\n{texts[number % len(texts)]}\n\nThat is the text.")]
+    lines = [Line(f"Read text {number + 1}.\n\n{texts[number % len(texts)]}\n\nThat is the text.")]
     lines += [Line(f"Remember this. {fact}") for fact in facts]
     asked = [*rng.sample(facts, TOLD), *rng.sample(facts, QUESTIONS - TOLD)]
     return lines + [Line(f"What is {fact[0].lower() + fact[1:].rpartition(' is ')[0]}?", fact) for fact in asked]

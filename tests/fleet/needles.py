@@ -1,7 +1,7 @@
 """Conversations that ask for what was told in earlier turns, with a fleet behind a balancer, beside a node alone.
 
-Of ten turns the first one shows a text, its own from the first word on (less than a page nobody fetches), four tell a fact,
-and five ask for one, in the forms of the shipped model's card.
+Of ten turns the first one shows a text, its own from the first word on (less than a page nobody fetches), four tell a
+fact, and five ask for one, in the forms of the shipped model's card.
 """
 
 import asyncio

@@ -21,8 +21,9 @@ WORDS = (
 TOLD, QUESTIONS, TURNS = 4, 5, 10
 MOST_TOKENS = 40
 AT_ONCE = 6
-PAUSE_S = 0.3
-"""A person reads a reply before the next turn; meanwhile news of it go round."""
+PAUSE_S = 2.0
+"""A person reads a reply before the next turn; meanwhile the turn's cache is kept and news of it go round, for which a
+node needs a moment between the steps of others: up to a second where four processes share two cores."""
 
 
 class Line(msgspec.Struct, frozen=True):

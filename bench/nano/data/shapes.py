@@ -12,7 +12,7 @@ FOLDERS = (
     "/tmp/{}-{}/work",
     "/root/{}/{}",
     "/tmp/pytest-of-{}/{}",
-    "/work/{}/{}",
+    "/opt/{}/{}",
     "/srv/{}/{}",
     "/tmp/tmp{2}",
     "/tmp/{0}-{2}",

@@ -113,7 +113,9 @@ class Trial(msgspec.Struct, frozen=True):
     @property
     def rank(self) -> int:
         """Which trials go first: 0 for what a checkpoint must do, then what is to be told, then the rest."""
-        return next((rank for rank, kinds in enumerate(RANKS) if self.kind in kinds), len(RANKS))
+        rank = next((rank for rank, kinds in enumerate(RANKS) if self.kind in kinds), len(RANKS))
+        told = WAYS[self.ways[0]].prefill == "exact" and not self.kind.startswith(("tetris", "needle"))
+        return max(rank, 1) if told else rank
 
 
 class Marks(msgspec.Struct, frozen=True):

@@ -105,4 +105,6 @@ def test_what_a_checkpoint_must_do_goes_first() -> None:
     assert ranks["needle.512"] == ranks["tetris.thinking"] == 0
     assert ranks["needle.32768"] == ranks["tool.short.thinking"] == 1
     assert ranks["repeat"] == ranks["memorised.variant"] == 2
+    short = plan_trials([Asked("tool.short", False, TEXT, (7, EOS))], EOS)
+    assert [(trial.ways, trial.rank) for trial in short] == [(("replay",), 0), (("exact",), 1)]
     assert {kind for rank in RANKS for kind in rank} <= set(list_kinds())

@@ -92,7 +92,7 @@ class Traces:
         flush = threading.Thread(target=self._provider.force_flush, name="dsuf-traces", daemon=True)
         flush.start()
         flush.join(_SEND_S)
-        self._exporter.shutdown()  # or the library would try again and again to send what is left
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]  # or the library would try again and again to send what is left
         self._provider.shutdown()
 
 

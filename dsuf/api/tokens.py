@@ -6,6 +6,7 @@ import msgspec
 from aiohttp import web
 
 from dsuf.api.body import read_body
+from dsuf.api.openapi.server import DetokenizeRequest
 from dsuf.api.ops import reply_json
 from dsuf.api.parts import Parts
 from dsuf.api.wire import read_chat
@@ -22,12 +23,6 @@ class TokenizeFields(msgspec.Struct):
 
     prompt: str | None = None
     messages: Any = msgspec.UNSET
-
-
-class DetokenizeFields(msgspec.Struct):
-    """A body of `/detokenize`."""
-
-    tokens: list[int]
 
 
 async def count_tokens(request: web.Request, parts: Parts) -> web.Response:
@@ -68,7 +63,7 @@ def _tokenize(body: bytes, vocabulary: Vocabulary) -> list[int]:
 
 def _detokenize(body: bytes, vocabulary: Vocabulary) -> str:
     """The text of the ids in `body`; raises `InvalidRequest`."""
-    tokens = _decode(body, DetokenizeFields).tokens
+    tokens = _decode(body, DetokenizeRequest).tokens
     vocabulary.check(tokens, "tokens")
     return vocabulary.decode(tokens)
 

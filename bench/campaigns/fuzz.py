@@ -183,12 +183,13 @@ def ask(url: str, body: bytes | None = None) -> dict[str, object]:
         return found
 
 
-def describe(outcome: Outcome, clients: int) -> dict[str, object]:
+def describe(outcome: Outcome, clients: int, seed: int) -> dict[str, object]:
     """The result's row."""
     memory, mib = outcome.memory, 1 << 20
     return {
         "requests": outcome.requests,
         "clients": clients,
+        "seed": seed,
         "seconds": outcome.seconds,
         "faults": len(outcome.faults()),
         "statuses": {str(status): count for status, count in sorted(outcome.statuses.items())},
@@ -215,7 +216,7 @@ def main() -> int:
         script.write_text(json.dumps(SCRIPT))
         with serve(log, *SERVER, "--script", str(script)) as server:
             outcome = asyncio.run(fuzz(server, log, requests=args.requests, clients=args.clients, seed=args.seed))
-    row = describe(outcome, args.clients)
+    row = describe(outcome, args.clients, args.seed)
     if args.discard:
         print(row)
     else:

@@ -21,8 +21,8 @@ _POSTS = (
 )  # fmt: skip
 _GETS = ("/health", "/readyz", "/v1/models", "/v1/models/x", "/metrics", "/", "/openapi.json", "/nowhere")
 _NAMES = (
-    "stop", "seed", "temperature", "tools", "tool_choice", "thinking", "user_id", "metadata", "system", "stream_options",
-    "response_format", "logprobs", "top_logprobs", "suffix", "echo", "priority", "n",
+    "stop", "seed", "temperature", "tools", "tool_choice", "thinking", "user_id", "metadata", "system",
+    "stream_options", "response_format", "logprobs", "top_logprobs", "suffix", "echo", "priority", "n",
 )  # fmt: skip
 _ODD = (None, True, -1, 0, 2**63, 1e308, 0.5, "", "x", "\x00", "\ud83d", [], {}, [[]], [None], {"a": {}}, "9" * 400)
 
@@ -181,6 +181,7 @@ def _broken_head(kind: str, chance: random.Random) -> Visit:
 
 _KINDS: dict[str, tuple[Callable[[str, random.Random], Visit], float]] = {
     "right": (_right, 15), "cut": (_cut, 20), "slow": (_slow, 6), "stalled": (_stalled, 0.5),
-    "oversized": (_oversized, 4), "pipelined": (_pipelined, 8), "damaged": (_damaged, 18), "odd_values": (_odd_values, 18), "nested": (_nested, 5),
-    "broken_head": (_broken_head, 12),
+    "oversized": (_oversized, 4), "pipelined": (_pipelined, 8), "damaged": (_damaged, 18),
+    "odd_values": (_odd_values, 18), "nested": (_nested, 5), "broken_head": (_broken_head, 12),
 }  # fmt: skip
+"""How each kind is drawn, and how often among the others."""

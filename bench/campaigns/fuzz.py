@@ -35,7 +35,7 @@ from bench.server import Server, serve
 PATIENCE_S = 20.0
 """For a reply; the server's own patience with a client is two seconds."""
 SETTLE_S = 15.0
-JUDGED_REQUESTS = 30_000
+JUDGED_REQUESTS = 20_000
 """In a shorter run allocators are still filling: its memory is told and not judged."""
 SAMPLES = 200
 SPARE_FILES = 4

@@ -120,7 +120,7 @@ def _oversized(kind: str, chance: random.Random) -> Visit:
         head = (_HEAD.format(path=path) + "transfer-encoding: chunked\r\nconnection: close\r\n\r\n").encode()
         return Visit(kind=kind, pieces=[head + b"%x\r\n%b\r\n0\r\n\r\n" % (much, b" " * much)])
     if way == 2:
-        packed = gzip.compress(b" " * (64 * much), 1)
+        packed = gzip.compress(b" " * (64 * much), 1, mtime=0)
         return Visit(kind=kind, pieces=[_request(path, packed, extra="content-encoding: gzip\r\n")])
     return Visit(kind=kind, pieces=[_request(path, b"{}", extra=f"x-much: {'y' * chance.choice((9_000, 70_000))}\r\n")])
 

@@ -6,10 +6,31 @@ imported from here; the modules divide it by what it speaks of: turns, steps, ca
 
 from dsuf.types.cache import CacheLayout, Extent, SessionState
 from dsuf.types.engine import Engine, EngineFacts
+from dsuf.types.record import RECORD_VERSION, Origin, Recorded, TurnRecord
 from dsuf.types.step import Finish, PrefillRange, StepPlan, StepResult, Usage
 from dsuf.types.turn import Event, Prompt, Sampling, Span, Submit, Ticket, Times, Turn
 
 __all__ = [
-    "CacheLayout", "Engine", "EngineFacts", "Event", "Extent", "Finish", "PrefillRange", "Prompt", "Sampling",
-    "SessionState", "Span", "StepPlan", "StepResult", "Submit", "Ticket", "Times", "Turn", "Usage",
+    "RECORD_VERSION",
+    "CacheLayout",
+    "Engine",
+    "EngineFacts",
+    "Event",
+    "Extent",
+    "Finish",
+    "Origin",
+    "PrefillRange",
+    "Prompt",
+    "Recorded",
+    "Sampling",
+    "SessionState",
+    "Span",
+    "StepPlan",
+    "StepResult",
+    "Submit",
+    "Ticket",
+    "Times",
+    "Turn",
+    "TurnRecord",
+    "Usage",
 ]  # fmt: skip

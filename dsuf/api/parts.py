@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 
 from dsuf.api.outbox import Outbox
+from dsuf.recipe.masks import Masks
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import EngineFacts, Submit
 
@@ -91,7 +92,7 @@ SETTINGS = web.AppKey("settings", Settings)
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `build_app` needs."""
+    """Everything `build_app` needs; `masks` where the engine keeps to constraints."""
 
     submit: Submit
     vocabulary: Vocabulary
@@ -99,6 +100,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     metrics: Metrics
     settings: Settings
+    masks: Masks | None = None
     outbox: Outbox = msgspec.field(default_factory=Outbox)
     conversions: asyncio.Semaphore = msgspec.field(default_factory=lambda: asyncio.Semaphore(CONVERSIONS))
 

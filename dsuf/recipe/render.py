@@ -11,18 +11,15 @@ import msgspec
 from deepseek_recipe import ChatCompletionRequest, ConversationRequest, MessagesRequest
 
 from dsuf.errors import EngineFailed, InvalidRequest, UnsupportedFeature
+from dsuf.recipe.constraints import find_constraint
+from dsuf.recipe.masks import Masks
 from dsuf.recipe.names import FOREIGN_PREFIX, conversion_options
 from dsuf.recipe.reader import Reader
 from dsuf.recipe.vocabulary import Vocabulary
-from dsuf.types import Prompt, Sampling
+from dsuf.types import Constraint, Prompt, Sampling
 
 Protocol = Literal["chat", "messages"]
 
-_CONSTRAINTS = {
-    "json": ("response_format", "JSON output (`response_format` json_object or json_schema) is"),
-    "regex": ("response_format", "regex output (`response_format` regex) is"),
-    "tool_call_required": ("tool_choice", "a required or named `tool_choice` is"),
-}
 _NAME_LIMIT = 128  # characters of a name that is not in the table: it goes into replies and logs
 _LARGEST_SEED = 2**63
 
@@ -36,27 +33,30 @@ class ConversionRefused(InvalidRequest):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The served context, and whether a `max_tokens` beyond what the prompt leaves of it is lowered to that."""
+    """The served context, whether a `max_tokens` beyond what the prompt leaves of it is lowered to that, and whether
+    the engine tells of log-probabilities."""
 
     context_tokens: int
     clamp_max_tokens: bool = True
+    logprobs: bool = True
 
 
 class Rendered:
     """A validated request: what to generate from, and how its reply is read.
 
-    `constraint` is the kind that the library found ("tool_call" where tools may be called; such a reply needs no mask).
+    `constraint` is what its tokens are chosen under, if anything.
     """
 
     def __init__(
-        self, protocol: Protocol, request: ConversationRequest, model: str, prompt: Prompt, sampling: Sampling
-    ) -> None:
+        self, protocol: Protocol, request: ConversationRequest, model: str, prompt: Prompt, sampling: Sampling,
+        constraint: Constraint | None = None,
+    ) -> None:  # fmt: skip
         self.protocol = protocol
         self.model = model
         self.prompt = prompt
         self.sampling = sampling
         self.stream = request.stream
-        self.constraint = _constraint(request)
+        self.constraint = constraint
         self._request = request
 
     def open_reader(
@@ -67,18 +67,22 @@ class Rendered:
         return Reader(*identity, vocabulary, folds=folds, live_usage=live_usage)
 
 
-def render(protocol: Protocol, body: bytes, vocabulary: Vocabulary, limits: Limits, *, salt: str = "") -> Rendered:
-    """Validate, convert and encode `body`.
+def render(
+    protocol: Protocol, body: bytes, vocabulary: Vocabulary, limits: Limits, *, salt: str = "",
+    masks: Masks | None = None,
+) -> Rendered:  # fmt: skip
+    """Validate, convert and encode `body`; `masks` are those of an engine that keeps to constraints.
 
     Raises `InvalidRequest` (what the library says of it), `ConversionRefused` (with its reply) or `UnsupportedFeature`.
     """
     model, request = _convert(protocol, body, vocabulary)
-    _refuse_unsupported(request)
+    _refuse_unsupported(request, limits)
     _refuse_hopeless(request, vocabulary, limits)
     ids = _encode(request, vocabulary)
     sampling = _resolve_sampling(request, len(ids), limits)
     prompt = Prompt(ids=tuple(ids), opens_in=_opening(request), salt=salt)
-    return Rendered(protocol, request, model, prompt, sampling)
+    constraint = find_constraint(request, prompt.ids, prompt.opens_in, masks)
+    return Rendered(protocol, request, model, prompt, sampling, constraint)
 
 
 def count_prompt(protocol: Protocol, body: bytes, vocabulary: Vocabulary) -> list[int]:
@@ -101,13 +105,10 @@ def _convert(protocol: Protocol, body: bytes, vocabulary: Vocabulary) -> tuple[s
         raise InvalidRequest(str(error)) from error
 
 
-def _refuse_unsupported(request: ConversationRequest) -> None:
+def _refuse_unsupported(request: ConversationRequest, limits: Limits) -> None:
     """Refuse what the library accepts and this server does not do; raises `UnsupportedFeature` naming it."""
-    if request.inference_options.logprobs:
-        raise UnsupportedFeature("log-probabilities (`logprobs`) are not served yet", param="logprobs")
-    if (kind := _constraint(request)) is not None and kind != "tool_call":
-        param, feature = _CONSTRAINTS.get(kind, ("response_format", f"the output constraint {kind} is"))
-        raise UnsupportedFeature(f"{feature} not enforced yet", param=param)
+    if request.inference_options.logprobs and not limits.logprobs:
+        raise UnsupportedFeature("log-probabilities (`logprobs`) are not served by this engine", param="logprobs")
     _refuse_pictures(request)
 
 
@@ -116,12 +117,6 @@ def _refuse_pictures(request: ConversationRequest) -> None:
     for message in request.conversation.messages:
         for source in message.image_sources:
             raise UnsupportedFeature(f"pictures are not served yet ({source.path.lstrip('.')})", param="messages")
-
-
-def _constraint(request: ConversationRequest) -> str | None:
-    """The kind of constraint that the request's output is under."""
-    constraint = request.inference_options.output_constraint
-    return None if constraint is None else constraint.kind
 
 
 def _refuse_hopeless(request: ConversationRequest, vocabulary: Vocabulary, limits: Limits) -> None:
@@ -151,6 +146,7 @@ def _resolve_sampling(request: ConversationRequest, prompt_tokens: int, limits: 
         top_p=1.0 if options.top_p is None else options.top_p,
         seed=secrets.randbelow(_LARGEST_SEED) if options.seed is None else options.seed,
         max_tokens=_resolve_max_tokens(request, prompt_tokens, limits),
+        logprobs=(options.top_logprobs or 0) if options.logprobs else None,
     )
 
 

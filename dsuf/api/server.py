@@ -13,6 +13,7 @@ from dsuf.api.chat import CHAT
 from dsuf.api.dialect import Dialect
 from dsuf.api.guard import Access, Handler, guard, stamp
 from dsuf.api.messages import MESSAGES
+from dsuf.api.origin import answer_preflight, is_preflight
 from dsuf.api.parts import SETTINGS, Parts
 from dsuf.api.turn import answer
 from dsuf.errors import MethodNotAllowed, PathNotFound, UnsupportedFeature
@@ -141,6 +142,8 @@ async def _expect(request: web.Request) -> None:
 async def _dispatch(request: web.Request, parts: Parts) -> web.StreamResponse:
     """Run the route's endpoint under `guard`."""
     route = find_route(request.path)
+    if parts.settings.cors_origins and is_preflight(request):
+        return await guard(request, _answer_preflight, parts, endpoint="other", dialect=CHAT, access="open")
     if route is None:
         return await guard(
             request, _refuse_path, parts, endpoint="other", dialect=_guess_dialect(request), access="key"
@@ -154,6 +157,11 @@ async def _dispatch(request: web.Request, parts: Parts) -> web.StreamResponse:
 async def _show_model(request: web.Request, parts: Parts, name: str) -> web.StreamResponse:
     """One model, by the name in the path."""
     return await ops.show_model(request, parts, name)
+
+
+async def _answer_preflight(request: web.Request) -> web.StreamResponse:
+    """What pages of other sites may send here."""
+    return answer_preflight(request)
 
 
 async def _refuse_path(request: web.Request) -> web.StreamResponse:

@@ -5,10 +5,10 @@ import uuid
 
 from aiohttp import web
 
-from dsuf.api.auth import make_salt
 from dsuf.api.body import read_body
 from dsuf.api.dialect import Dialect
 from dsuf.api.exchange import EXCHANGE, Exchange
+from dsuf.api.keyring import make_salt
 from dsuf.api.parts import Parts
 from dsuf.api.relay import Relay
 from dsuf.api.sse import EventStream, frame, frame_data
@@ -35,7 +35,7 @@ async def answer(request: web.Request, parts: Parts, dialect: Dialect) -> web.St
     terms = read_terms(request.headers)
     reading, rendered = await _render(request, parts, dialect)
     exchange.model = rendered.model
-    priority = settle_priority(terms.priority, reading.priority, trusted=not parts.settings.keys)
+    priority = settle_priority(terms.priority, reading.priority, trusted=not parts.keys.asked)
     turn = _make_turn(request, rendered, reading, Terms(priority=priority, timeout_s=terms.timeout_s))
     reply_id = dialect.reply_prefix + exchange.request_id
     reader = rendered.open_reader(
@@ -65,8 +65,10 @@ async def _render(request: web.Request, parts: Parts, dialect: Dialect) -> tuple
     body = await read_body(request, limit_bytes=settings.body_limit_bytes, timeout_s=settings.body_timeout_s)
     exchange.stage = "rendering"
     limits = Limits(
-        context_tokens=settings.context_tokens, clamp_max_tokens=settings.clamp_max_tokens, logprobs=parts.facts.logprobs
-    )  # fmt: skip
+        context_tokens=settings.context_tokens,
+        clamp_max_tokens=settings.clamp_max_tokens,
+        logprobs=parts.facts.logprobs,
+    )
 
     def convert() -> tuple[Reading, Rendered]:
         reading = dialect.read(body)

@@ -35,6 +35,7 @@ class _Fields(msgspec.Struct):
     modalities: Any = None
     audio: Any = None
     user_id: Any = None
+    metadata: Any = None
     priority: Any = None
     stream_options: Any = None
 
@@ -107,8 +108,9 @@ def _find_refusal(fields: _Fields) -> UnsupportedFeature | None:
 
 
 def _user(fields: _Fields) -> str:
-    """The `user_id` that keeps a user's cached prefixes apart, or ""."""
-    return fields.user_id if isinstance(fields.user_id, str) else ""
+    """The `user_id` that keeps a user's cached prefixes apart, or "". In Messages it is part of `metadata`."""
+    inner = fields.metadata.get("user_id") if isinstance(fields.metadata, dict) else None
+    return next((user for user in (fields.user_id, inner) if isinstance(user, str)), "")
 
 
 def _live_usage(fields: _Fields) -> bool:

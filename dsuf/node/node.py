@@ -27,6 +27,7 @@ from dsuf.node.engines import Model, find_directory, foresee_facts, load_engine,
 from dsuf.node.fleet import FleetNode, check_fleet, name_node, open_fleet
 from dsuf.node.gate import Gate
 from dsuf.node.pulse import Pulse
+from dsuf.node.reload import Reload
 from dsuf.node.startup import Startup
 from dsuf.node.threads import limit_threads
 from dsuf.observe.log import log_event, start_logging
@@ -38,6 +39,7 @@ from dsuf.types import Engine
 SWITCH_INTERVAL_S = 0.0005
 BACKLOG = 1024
 FAREWELL_S = 5.0  # for handlers to write their last bytes, and again for the engine to come back from its step
+HANDSHAKE_S = 10.0  # for a client to agree on TLS
 HANDOVER_S = 10.0  # for peers to fetch the hot sessions of a node that leaves
 _ALONE = {
     "prefill": "  role       prefill: computes prompts for others; without redis_url there are none, clients get 503",
@@ -88,9 +90,11 @@ class Node:
 
     def __init__(self, settings: Settings, listener: socket.socket, startup: Startup) -> None:
         self.settings = settings
-        self.url = _local_url(listener)
+        self.reload = Reload(settings)
+        self.url = _local_url(listener, secure=self.reload.certificate is not None)
         self.metrics = Metrics(SERVED_NAMES[0])
         self.pulse = Pulse(settings, self.metrics)
+        self.pulse.watch_reload(self.reload)
         self.gate = Gate()
         self.engine: Engine | None = None
         self.scheduler: Scheduler | None = None
@@ -104,6 +108,7 @@ class Node:
         self._server: asyncio.AbstractServer | None = None
         self._sampling: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[None] | None = None
         self._scheduling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -119,6 +124,7 @@ class Node:
         await self._warm_up(self.engine, model)
         self._sampling = asyncio.create_task(self.pulse.lag.run())
         self._tidying = asyncio.create_task(give_back_regularly())
+        self._reloading = asyncio.create_task(self.reload.run())
         await self._schedule(self.engine)
         # What exists now lives as long as the process: collections need not walk through it, which takes milliseconds.
         gc.collect()
@@ -155,6 +161,7 @@ class Node:
             await self._runner.cleanup()
         await _cancel(self._sampling)
         await _cancel(self._tidying)
+        await _cancel(self._reloading)
         if (lag := self.pulse.lag.summarise()).samples:
             log_event("stopped", lag_p50_s=lag.p50_s, lag_p99_s=lag.p99_s, lag_max_s=lag.max_s)
         return await self._close_engine()
@@ -179,11 +186,11 @@ class Node:
             masks=model.masks if facts.constrains else None,
             status=self.pulse,
             metrics=self.metrics,
+            keys=self.reload.keys,
             settings=ApiSettings(
                 context_tokens=facts.context_tokens,
                 node=name_node(settings) if settings.redis_url or settings.node_id else "",
-                keys=settings.api_keys,
-                admin_keys=settings.admin_keys,
+                cors_origins=settings.cors_origins,
                 body_limit_bytes=settings.body_limit_bytes,
                 body_timeout_s=settings.body_timeout_s,
                 write_timeout_s=settings.write_timeout_s,
@@ -195,7 +202,12 @@ class Node:
         await self._runner.setup()
         assert self._runner.server is not None
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._runner.server, sock=self._listener)
+        certificate = self.reload.certificate
+        secure = None if certificate is None else certificate.context
+        patience_s = None if secure is None else HANDSHAKE_S
+        self._server = await loop.create_server(
+            self._runner.server, sock=self._listener, ssl=secure, ssl_handshake_timeout=patience_s
+        )
 
     async def _load(self, model: Model) -> Engine:
         """The engine, with its weights."""
@@ -271,6 +283,7 @@ def _map_cache(size_bytes: int) -> memoryview:
 async def _serve(node: Node) -> tuple[int, bool]:
     """Run `node` until a signal comes; its exit code, and whether no thread is left behind."""
     signals = Signals()
+    signals.on_hangup = node.reload.ask
     signals.install()
     try:
         await until(signals.stop, node.start())
@@ -300,9 +313,10 @@ async def _cancel(task: asyncio.Task[Any] | None) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _local_url(listener: socket.socket) -> str:
+def _local_url(listener: socket.socket, *, secure: bool) -> str:
     """The base URL under which this machine reaches `listener`."""
+    scheme = "https" if secure else "http"
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

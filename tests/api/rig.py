@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from dsuf.api.connection import ApiRunner
+from dsuf.api.keyring import Key, Keyring
 from dsuf.api.parts import Parts, Readiness, Settings
 from dsuf.api.server import build_app
 from dsuf.recipe.vocabulary import Vocabulary
@@ -140,7 +141,7 @@ class CountingMetrics:
 
 @dataclass
 class Rig:
-    """A running server and everything around it."""
+    """A running server and everything around it; `keys` can be changed."""
 
     url: str
     port: int
@@ -149,6 +150,7 @@ class Rig:
     status: FakeStatus
     metrics: CountingMetrics
     vocabulary: Vocabulary
+    keys: Keyring
 
     def play(self, *pieces: str | Sequence[int], finish: str = "stop", prefilled: bool = False) -> None:
         """Answer every turn with `pieces`, one a step."""
@@ -187,16 +189,22 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 message_body = chat_body
 
 
+def as_key(key: str | Key) -> Key:
+    """A key without bounds, where only its text is given."""
+    return key if isinstance(key, Key) else Key(text=key)
+
+
 @contextlib.asynccontextmanager
 async def serve(vocabulary: Vocabulary, **settings: Any) -> AsyncIterator[Rig]:
     """Run the application on a free port of the loopback interface."""
     submit, status, metrics = ScriptedSubmit(), FakeStatus(), CountingMetrics()
+    keys = Keyring([as_key(key) for key in settings.pop("keys", ())], settings.pop("admin_keys", ()))
     facts = EngineFacts(
         name="scripted", device="none", context_tokens=CONTEXT_TOKENS, max_turns=64, vocabulary=vocabulary.size,
         eos_id=vocabulary.eos_id,
     )  # fmt: skip
     parts = Parts(
-        submit=submit, vocabulary=vocabulary, facts=facts, status=status, metrics=metrics,
+        submit=submit, vocabulary=vocabulary, facts=facts, status=status, metrics=metrics, keys=keys,
         settings=Settings(**({"context_tokens": CONTEXT_TOKENS} | settings)),
     )  # fmt: skip
     runner = ApiRunner(build_app(parts), shutdown_s=1.0)
@@ -207,7 +215,7 @@ async def serve(vocabulary: Vocabulary, **settings: Any) -> AsyncIterator[Rig]:
     timeout = aiohttp.ClientTimeout(total=20)
     try:
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as client:
-            yield Rig(f"http://127.0.0.1:{port}", port, client, submit, status, metrics, vocabulary)
+            yield Rig(f"http://127.0.0.1:{port}", port, client, submit, status, metrics, vocabulary, keys)
     finally:
         await runner.cleanup()
 

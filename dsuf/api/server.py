@@ -10,13 +10,15 @@ from aiohttp import HttpVersion11, web
 
 from dsuf.api import ops, pages, tokens
 from dsuf.api.chat import CHAT
+from dsuf.api.completions import COMPLETIONS
 from dsuf.api.dialect import Dialect
 from dsuf.api.guard import Access, Handler, guard, stamp
 from dsuf.api.messages import MESSAGES
 from dsuf.api.origin import answer_preflight, is_preflight
 from dsuf.api.parts import SETTINGS, Parts
+from dsuf.api.responses import RESPONSES
 from dsuf.api.turn import answer
-from dsuf.errors import MethodNotAllowed, PathNotFound, UnsupportedFeature
+from dsuf.errors import MethodNotAllowed, PathNotFound
 
 
 class Endpoint(Protocol):
@@ -43,15 +45,6 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         return ("GET", "HEAD") if self.method == "GET" else (self.method,)
 
 
-def _not_yet(feature: str) -> Endpoint:
-    """An endpoint that clients know and that is not served."""
-
-    async def refuse(_request: web.Request, /, parts: Parts) -> web.StreamResponse:
-        raise UnsupportedFeature(f"{feature} is not served yet")
-
-    return refuse
-
-
 ROUTES = (
     Route(
         path="/v1/chat/completions",
@@ -73,12 +66,19 @@ ROUTES = (
         aliases=("/messages/count_tokens", "/anthropic/v1/messages/count_tokens", "/anthropic/messages/count_tokens"),
         dialect=MESSAGES,
     ),
-    Route(path="/v1/responses", method="POST", endpoint=_not_yet("the Responses API"), aliases=("/responses",)),
+    Route(
+        path="/v1/responses",
+        method="POST",
+        endpoint=partial(answer, dialect=RESPONSES),
+        aliases=("/responses",),
+        dialect=RESPONSES,
+    ),
     Route(
         path="/v1/completions",
         method="POST",
-        endpoint=_not_yet("raw text completion"),
+        endpoint=partial(answer, dialect=COMPLETIONS),
         aliases=("/completions", "/beta/completions", "/beta/v1/completions"),
+        dialect=COMPLETIONS,
     ),
     Route(path="/v1/models", method="GET", endpoint=ops.list_models, aliases=("/models", "/anthropic/v1/models")),
     Route(path="/tokenize", method="POST", endpoint=tokens.tokenize, aliases=("/v1/tokenize",)),

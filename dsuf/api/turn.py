@@ -125,7 +125,7 @@ async def _reply_in_stream(request: web.Request, parts: Parts, dialect: Dialect,
                     await stream.send(frame_data(relay.reader.done_data))
         except RequestError as error:
             exchange.failure = type(error).__name__
-            last = dialect.frame_failure(error, exchange.request_id)
+            last = dialect.frame_failure(error, exchange.request_id, relay.reader)
             await (stream.break_off(last) if dialect.breaks_off else stream.send(last))
         if not (exchange.failure and dialect.breaks_off):
             await stream.close()

@@ -2,16 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from deepseek_recipe import ConversationRequest, OutputConstraint
 
 from dsuf.errors import InvalidRequest, UnsupportedFeature
 from dsuf.recipe.grammar import write_calls, write_json, write_regex
 from dsuf.recipe.masks import Masks
-from dsuf.types import Constraint
-
-Opening = Literal["reasoning", "content", "call"]
+from dsuf.types import Constraint, Prompt
 
 _FEATURES = {
     "json": ("response_format", "JSON output (`response_format` json_object or json_schema)"),
@@ -20,10 +18,8 @@ _FEATURES = {
 }
 
 
-def find_constraint(
-    request: ConversationRequest, ids: Sequence[int], opening: Opening, masks: Masks | None
-) -> Constraint | None:  # fmt: skip
-    """The constraint of a turn whose prompt is `ids` and leaves off in `opening`; compiles its grammar.
+def find_constraint(request: ConversationRequest, prompt: Prompt, masks: Masks | None) -> Constraint | None:
+    """The constraint of the turn that `request` asks for, whose prompt is `prompt`; compiles its grammar.
 
     Raises `InvalidRequest` where that fails, and `UnsupportedFeature` where there are no `masks` to enforce it with
     (calls that may be made or not are then left as they come).
@@ -37,17 +33,17 @@ def find_constraint(
         param, feature = _FEATURES.get(wanted.kind, ("response_format", f"the output constraint {wanted.kind}"))
         raise UnsupportedFeature(f"{feature} is not enforced by this engine", param=param)
     if wanted.kind in ("tool_call", "tool_call_required"):
-        return _constrain_calls(json.loads(wanted.schema), opening, masks)
-    return _constrain_answer(wanted, ids, opening, masks)
+        return _constrain_calls(json.loads(wanted.schema), masks, opened=prompt.opens_in == "call")
+    return _constrain_answer(wanted, prompt, masks)
 
 
-def _constrain_answer(wanted: OutputConstraint, ids: Sequence[int], opening: Opening, masks: Masks) -> Constraint:
+def _constrain_answer(wanted: OutputConstraint, prompt: Prompt, masks: Masks) -> Constraint:
     """A constraint on all of the answer. What the client has begun of it counts as generated."""
     grammar = _write_answer(wanted.kind, wanted.schema)
     masks.check(grammar)
-    if opening == "reasoning":
+    if prompt.opens_in == "reasoning":
         return Constraint(grammar=grammar, begins="answer")
-    end_id = masks.vocabulary.thinking_end_id
+    ids, end_id = prompt.ids, masks.vocabulary.thinking_end_id
     begun = next((place for place, token in enumerate(reversed(ids)) if token == end_id), 0)
     if begun and masks.copy(grammar).try_consume_tokens(list(ids[len(ids) - begun :])) < begun:
         raise InvalidRequest("the beginning of the answer (`prefix`) does not follow the format", param="messages")
@@ -65,11 +61,11 @@ def _write_answer(kind: str, schema: str) -> str:
         raise InvalidRequest(f"the output constraint cannot be compiled: {error}", param="response_format") from error
 
 
-def _constrain_calls(tools: list[Any], opening: Opening, masks: Masks) -> Constraint:
+def _constrain_calls(tools: list[Any], masks: Masks, *, opened: bool) -> Constraint:
     """A constraint on the block of calls. A tool whose schema cannot be compiled may be called with anything, unless it
     is strict."""
     functions: list[Mapping[str, Any]] = [tool["function"] for tool in tools]
-    mark_id, opened = masks.vocabulary.dsml_id, opening == "call"
+    mark_id = masks.vocabulary.dsml_id
     grammar = write_calls(functions, mark_id, opened=opened)
     try:
         masks.check(grammar)

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -56,8 +57,8 @@ class Masks:
 
     def _compile(self, grammar: str) -> LLMatcher:
         if self._tokenizer is None:  # it takes most of a second for the released vocabulary, so not before it is needed
-            text = self.vocabulary.plain.to_str()
-            self._tokenizer = LLTokenizer(text, n_vocab=self._width, eos_token=self.vocabulary.eos_id)
+            text, end_id = _set_apart(self.vocabulary), self.vocabulary.eos_id
+            self._tokenizer = LLTokenizer(text, n_vocab=self._width, eos_token=end_id)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split())
@@ -143,6 +144,15 @@ class _Place:
         """Remember if the matcher cannot go on."""
         if self._open().is_error():
             self.fault = " ".join(self._open().get_error().split())
+
+
+def _set_apart(vocabulary: Vocabulary) -> str:
+    """The tokenizer's file with every added token marked as special: text that a grammar allows is never one of them,
+    though some of them are listed as plain."""
+    whole = msgspec.json.decode(vocabulary.plain.to_str())
+    for token in whole["added_tokens"]:
+        token["special"] = True
+    return msgspec.json.encode(whole).decode()
 
 
 def _split_at(token: int, width: int) -> tuple[bytes, bytes]:

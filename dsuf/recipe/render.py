@@ -12,6 +12,7 @@ from deepseek_recipe import ConversationRequest
 
 from dsuf.errors import UnsupportedFeature
 from dsuf.recipe.completion import convert_completion
+from dsuf.recipe.constraints import find_constraint
 from dsuf.recipe.conversion import (
     Conversion,
     ConversionRefused,
@@ -22,7 +23,6 @@ from dsuf.recipe.conversion import (
     convert_responses,
     read,
 )
-from dsuf.recipe.constraints import find_constraint
 from dsuf.recipe.masks import Masks
 from dsuf.recipe.reader import Reader
 from dsuf.recipe.vocabulary import Vocabulary

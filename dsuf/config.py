@@ -136,6 +136,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: Annotated[
         tuple[str, ...], Meta(description="origins whose pages may use this server, comma separated; *: any; none: off")
     ] = ()
+    otlp_endpoint: Annotated[
+        str, Meta(description="where traces of turns go (OTLP over HTTP, the whole URL); none: no traces")
+    ] = ""
+    trace_share: Annotated[float, Meta(description="share of the turns that is traced", ge=0, le=1)] = 1.0
     cache_dir: Annotated[Path | None, Meta(description="for what can be made again; default: XDG cache")] = None
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least level logged")] = "info"
 
@@ -339,6 +343,8 @@ def _http_problems(s: Settings) -> Iterator[str]:
     """What does not fit together of how clients are let in."""
     if (s.tls_cert_file is None) != (s.tls_key_file is None):
         yield "tls_cert_file, tls_key_file: HTTPS needs both"
+    if s.otlp_endpoint and not re.fullmatch(r"https?://[^/\s]+/\S*", s.otlp_endpoint):
+        yield f"otlp_endpoint = {s.otlp_endpoint!r}: expected a whole URL, as http://127.0.0.1:4318/v1/traces"
     if s.api_key_file is not None and not os.path.isfile(s.api_key_file):
         yield f"api_key_file = {str(s.api_key_file)!r}: no such file"
     for origin in s.cors_origins:

@@ -42,6 +42,8 @@ async def guard(
         return error_response(dialect.protocol, error, exchange.request_id)
     finally:
         parts.metrics.count_response(endpoint, status)
+        if parts.traces is not None and (trace := exchange.trace(status, request.headers)) is not None:
+            parts.traces.record(trace)
         probe = access == "open" and status < 400  # what asks every few seconds shall not fill the log
         exchange.log(status, level="debug" if probe else "info")
 

@@ -10,6 +10,7 @@ from aiohttp import web
 from dsuf.api.keyring import Keyring
 from dsuf.api.outbox import Outbox
 from dsuf.api.quota import Quotas
+from dsuf.observe.traces import TurnTrace
 from dsuf.recipe.masks import Masks
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import EngineFacts, Submit
@@ -88,6 +89,13 @@ class Metrics(Protocol):
         """One reply with a tool call block that the library dropped."""
 
 
+class Traces(Protocol):
+    """Where traces of turns go."""
+
+    def record(self, turn: TurnTrace) -> None:
+        """One turn that is over; does not wait."""
+
+
 SETTINGS = web.AppKey("settings", Settings)
 
 
@@ -103,6 +111,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     masks: Masks | None = None
     keys: Keyring = msgspec.field(default_factory=Keyring)
     quotas: Quotas = msgspec.field(default_factory=Quotas)
+    traces: Traces | None = None
     outbox: Outbox = msgspec.field(default_factory=Outbox)
     conversions: asyncio.Semaphore = msgspec.field(default_factory=lambda: asyncio.Semaphore(CONVERSIONS))
 

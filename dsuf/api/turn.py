@@ -50,6 +50,7 @@ async def answer(request: web.Request, parts: Parts, dialect: Dialect) -> web.St
         return await _reply_whole(relay)
     finally:
         ticket.cancel()
+        exchange.times = ticket.times
         _settle(exchange, reader, parts)
 
 
@@ -63,7 +64,7 @@ async def _render(request: web.Request, parts: Parts, dialect: Dialect) -> tuple
     """Read and convert the body off the loop. What the library refuses comes first, then what we do not serve."""
     settings, exchange = parts.settings, request[EXCHANGE]
     body = await read_body(request, limit_bytes=settings.body_limit_bytes, timeout_s=settings.body_timeout_s)
-    exchange.stage = "rendering"
+    exchange.mark_rendering()
     limits = Limits(
         context_tokens=settings.context_tokens,
         clamp_max_tokens=settings.clamp_max_tokens,

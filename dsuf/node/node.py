@@ -11,6 +11,7 @@ from typing import Any
 
 import uvloop
 
+import dsuf
 from dsuf.api.connection import ApiRunner
 from dsuf.api.parts import Parts
 from dsuf.api.parts import Settings as ApiSettings
@@ -32,6 +33,7 @@ from dsuf.node.startup import Startup
 from dsuf.node.threads import limit_threads
 from dsuf.observe.log import log_event, start_logging
 from dsuf.observe.metrics import Metrics
+from dsuf.observe.traces import Traces
 from dsuf.recipe.names import SERVED_NAMES
 from dsuf.sched.scheduler import Limits, Scheduler
 from dsuf.types import Engine
@@ -100,6 +102,7 @@ class Node:
         self.scheduler: Scheduler | None = None
         self.sessions: Sessions | None = None
         self.fleet: FleetNode | None = None
+        self.traces = self._open_traces()
         self._listener = listener
         self._startup = startup
         self._loading = False
@@ -162,9 +165,19 @@ class Node:
         await _cancel(self._sampling)
         await _cancel(self._tidying)
         await _cancel(self._reloading)
+        if self.traces is not None:
+            await asyncio.to_thread(self.traces.close)
         if (lag := self.pulse.lag.summarise()).samples:
             log_event("stopped", lag_p50_s=lag.p50_s, lag_p99_s=lag.p99_s, lag_max_s=lag.max_s)
         return await self._close_engine()
+
+    def _open_traces(self) -> Traces | None:
+        """Where traces go, if that is set; raises `CommandError` where what sends them is missing."""
+        settings = self.settings
+        if not settings.otlp_endpoint:
+            return None
+        node = name_node(settings)
+        return Traces(settings.otlp_endpoint, share=settings.trace_share, node=node, version=dsuf.__version__)
 
     async def _open_model(self) -> Model:
         """The directory, its configuration and its tokenizer."""
@@ -187,6 +200,7 @@ class Node:
             status=self.pulse,
             metrics=self.metrics,
             keys=self.reload.keys,
+            traces=self.traces,
             settings=ApiSettings(
                 context_tokens=facts.context_tokens,
                 node=name_node(settings) if settings.redis_url or settings.node_id else "",

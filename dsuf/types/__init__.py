@@ -8,10 +8,10 @@ from dsuf.types.cache import CacheLayout, Extent, SessionState
 from dsuf.types.constraint import Allowed, Constraint, Mask, OpenMask
 from dsuf.types.engine import Engine, EngineFacts
 from dsuf.types.step import Finish, Logprob, PrefillRange, StepPlan, StepResult, Usage
-from dsuf.types.turn import Event, Prompt, Sampling, Span, Submit, Ticket, Turn
+from dsuf.types.turn import Event, Prompt, Sampling, Span, Submit, Ticket, Times, Turn
 
 __all__ = [
     "Allowed", "CacheLayout", "Constraint", "Engine", "EngineFacts", "Event", "Extent", "Finish", "Logprob", "Mask",
     "OpenMask", "PrefillRange", "Prompt", "Sampling", "SessionState", "Span", "StepPlan", "StepResult", "Submit",
-    "Ticket", "Turn", "Usage",
+    "Ticket", "Times", "Turn", "Usage",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from dsuf.api.keyring import Key, Keyring
 from dsuf.api.parts import Parts, Readiness, Settings
 from dsuf.api.server import build_app
 from dsuf.recipe.vocabulary import Vocabulary
-from dsuf.types import EngineFacts, StepResult, Turn
+from dsuf.types import EngineFacts, StepResult, Times, Turn
 
 MODEL = "deepseek-flash"
 CONTEXT_TOKENS = 1_048_576
@@ -40,6 +41,11 @@ class ScriptedTicket:
         self.iterated = 0
         self.take: Callable[[StepResult], bool] | None = None
         self.ended = False
+        self.submitted_s = time.monotonic()
+
+    @property
+    def times(self) -> Times:
+        return Times(submitted_s=self.submitted_s, attached_s=self.submitted_s + 0.001)
 
     async def __aiter__(self) -> AsyncIterator[StepResult]:
         for step in self.script:

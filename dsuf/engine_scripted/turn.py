@@ -112,4 +112,4 @@ class ScriptedTurn:
 
 def rate(ids: Sequence[int], top: int) -> tuple[Logprob, ...]:
     """Log-probabilities as if every token were certain, with the `top` ids from it on, each half as likely again."""
-    return tuple((0.0, tuple((token + place, -0.7 * place) for place in range(top))) for token in ids)
+    return tuple((0.0, tuple((token + place, 0.0 - 0.7 * place) for place in range(top))) for token in ids)

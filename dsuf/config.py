@@ -25,10 +25,7 @@ REDACTED = "[redacted]"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of one node, resolved. Times are seconds, sizes bytes or tokens, as the names say.
-
-    `api_keys` are all accepted keys; the last `filed_keys` of them come from `api_key_file`. That count is no setting.
-    """
+    """The settings of one node, resolved. Times are seconds, sizes bytes or tokens, as the names say."""
 
     host: Annotated[str, Meta(description="address to listen on", min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(description="HTTP port; 0 lets the system choose", ge=0, le=65535)] = 8000
@@ -124,13 +121,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         30.0
     )
     api_keys: Annotated[tuple[str, ...], Meta(description="accepted keys, comma separated; none: no check")] = ()
-    api_key_file: Annotated[Path | None, Meta(description="file with one more accepted key a line")] = None
+    api_key_file: Annotated[
+        Path | None, Meta(description="file with a key a line, its tenant and bounds; read again when it changes")
+    ] = None
+    key_concurrent: Annotated[int, Meta(description="requests that a key may have under way; 0: any", ge=0)] = 0
+    key_per_minute: Annotated[int, Meta(description="requests that a key may begin a minute; 0: any", ge=0)] = 0
     admin_keys: Annotated[
         tuple[str, ...], Meta(description="keys that may drop the prefix cache; none: only a server without keys may")
     ] = ()
+    tls_cert_file: Annotated[Path | None, Meta(description="certificate (PEM, with its chain) to serve HTTPS with")] = (
+        None
+    )
+    tls_key_file: Annotated[Path | None, Meta(description="the key of that certificate, without a passphrase")] = None
+    cors_origins: Annotated[
+        tuple[str, ...], Meta(description="origins whose pages may use this server, comma separated; *: any; none: off")
+    ] = ()
+    otlp_endpoint: Annotated[
+        str, Meta(description="where traces of turns go (OTLP over HTTP, the whole URL); none: no traces")
+    ] = ""
+    trace_share: Annotated[float, Meta(description="share of the turns that is traced", ge=0, le=1)] = 1.0
     cache_dir: Annotated[Path | None, Meta(description="for what can be made again; default: XDG cache")] = None
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least level logged")] = "info"
-    filed_keys: int = 0
 
 
 _SECRET = {"api_keys", "admin_keys"}
@@ -204,9 +215,6 @@ def load_settings(
         for setting in settings:
             if setting.name in given:
                 values[setting.name] = _convert(setting, given[setting.name], source)
-    listed = dict.fromkeys(values.get("api_keys", ()))
-    filed = dict.fromkeys(key for key in _read_keys(values.get("api_key_file")) if key not in listed)
-    values |= {"api_keys": (*listed, *filed), "filed_keys": len(filed)}
     loaded = Settings(**values)
     for problem in _problems(loaded):
         raise CommandError(problem)
@@ -228,18 +236,14 @@ def describe(settings: Settings) -> str:
     """`settings` as the text of a `dsuf.toml`, each with its help as a comment.
 
     A key has a placeholder, which is refused when the text is read: left out, it would open the server that reads it.
-    Keys of `api_key_file` have none, since the file goes with the text.
     """
     lines = []
     for setting in list_settings():
         value = getattr(settings, setting.name)
         lines.append(f"# {setting.help}")
-        filed = settings.filed_keys if setting.name == "api_keys" else 0
-        if setting.name in _SECRET and (count := len(value) - filed):
-            value = (REDACTED,) * count
-            lines.append(f"# {count} set and not shown: put the keys themselves here before this file is used")
-        elif setting.name in _SECRET:
-            value = ()
+        if setting.name in _SECRET and value:
+            lines.append(f"# {len(value)} set and not shown: put the keys themselves here before this file is used")
+            value = (REDACTED,) * len(value)
         elif setting.name in _SECRET_TEXTS:
             value = _redact(setting.name, value)
         lines += [f"# {setting.name} =" if value is None else f"{setting.name} = {_toml(value)}", ""]
@@ -280,39 +284,27 @@ def _read_file(path: Path, names: list[str]) -> dict[str, Any]:
     return data
 
 
-def _read_keys(path: Path | None) -> list[str]:
-    """Keys of a key file: its lines, without blank ones."""
-    if path is None:
-        return []
-    try:
-        keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"api_key_file = {str(path)!r}: cannot be read: {error}") from error
-    if not keys:
-        raise CommandError(f"api_key_file = {str(path)!r}: holds no key")
-    return keys
-
-
 def _convert(setting: Setting, value: Any, source: str) -> Any:
     """`value` as the setting's type; numbers and truth values may come as text."""
-    if setting.name in _SECRET and isinstance(value, str):
+    if typing.get_origin(setting.bare) is tuple and isinstance(value, str):
         value = value.split(",")
     try:
         converted = msgspec.convert(value, setting.annotated, strict=False, dec_hook=_decode_path)
         if isinstance(converted, float) and not math.isfinite(converted):
             raise msgspec.ValidationError("Expected a finite number")
-        return _strip_keys(converted) if setting.name in _SECRET else converted
+        return _strip(converted) if isinstance(converted, tuple) else converted
     except msgspec.ValidationError as error:
         shown = REDACTED if setting.name in _SECRET | _SECRET_TEXTS else repr(value)
         reason = f"expected one of {', '.join(setting.choices)}" if setting.choices else _explain(str(error))
         raise CommandError(f"{setting.name} = {shown} ({source}): {reason}") from error
 
 
-def _strip_keys(keys: Sequence[str]) -> tuple[str, ...]:
-    """`keys` without space around them; a blank one is a variable that nobody filled in, and must not open a server."""
-    stripped = tuple(key.strip() for key in keys)
+def _strip(entries: Sequence[str]) -> tuple[str, ...]:
+    """`entries` once each, without space around them; a blank one is a variable that nobody filled in, and must not
+    open a server."""
+    stripped = tuple(dict.fromkeys(entry.strip() for entry in entries))
     if "" in stripped:
-        raise msgspec.ValidationError("a key is empty; leave the setting out for no check")
+        raise msgspec.ValidationError("an entry is empty; leave the setting out for none")
     return stripped
 
 
@@ -334,6 +326,7 @@ def _problems(s: Settings) -> Iterator[str]:
         if REDACTED in getattr(s, name):
             yield f"{name}: {REDACTED!r} is what --print-config shows in place of a key; put the key itself there"
     yield from _fleet_problems(s)
+    yield from _http_problems(s)
     if s.engine == "scripted" and s.script is None:
         yield "script: engine 'scripted' needs a script file"
     if s.engine != "scripted" and s.script is not None:
@@ -344,6 +337,19 @@ def _problems(s: Settings) -> Iterator[str]:
         yield f"model = {str(s.model)!r}: no such directory"
     if s.script is not None and not os.path.isfile(s.script):
         yield f"script = {str(s.script)!r}: no such file"
+
+
+def _http_problems(s: Settings) -> Iterator[str]:
+    """What does not fit together of how clients are let in."""
+    if (s.tls_cert_file is None) != (s.tls_key_file is None):
+        yield "tls_cert_file, tls_key_file: HTTPS needs both"
+    if s.otlp_endpoint and not re.fullmatch(r"https?://[^/\s]+/\S*", s.otlp_endpoint):
+        yield f"otlp_endpoint = {s.otlp_endpoint!r}: expected a whole URL, as http://127.0.0.1:4318/v1/traces"
+    if s.api_key_file is not None and not os.path.isfile(s.api_key_file):
+        yield f"api_key_file = {str(s.api_key_file)!r}: no such file"
+    for origin in s.cors_origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+            yield f"cors_origins: {origin!r} is no origin; expected scheme://host or scheme://host:port, without a path"
 
 
 def _fleet_problems(s: Settings) -> Iterator[str]:

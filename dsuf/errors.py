@@ -13,6 +13,7 @@
     │   ├── BodyTooLarge          413
     │   ├── MediaTypeRefused      415  a content type or encoding that is not JSON
     │   ├── QueueFull             429  bounded queue is full; retry
+    │   ├── RateLimited           429  this key has as much under way, or has begun as much, as it may; retry
     │   ├── EngineFailed          500  the engine raised; no internals in the text
     │   ├── Unavailable           503  starting, draining or stalled; retry
     │   └── DeadlineExceeded      504  the turn's time is up, at whatever stage it is
@@ -125,6 +126,13 @@ class MediaTypeRefused(RequestError):
 
 class QueueFull(RequestError):
     """More requests wait than the queue may hold."""
+
+    status = 429
+    type = "rate_limit_error"
+
+
+class RateLimited(RequestError):
+    """The key has as many requests under way, or has begun as many, as it may."""
 
     status = 429
     type = "rate_limit_error"

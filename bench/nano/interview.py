@@ -20,6 +20,7 @@ Ids = tuple[int, ...]
 
 CHUNK_TOKENS = 256
 """Positions of a prefill step, as `bin/serve` takes them."""
+ONE_TOKEN = Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=1)
 
 
 class Question(NamedTuple):
@@ -71,16 +72,18 @@ class Interview:
         self._pages: dict[str, list[int]] = {}
         self._count = 0
 
-    async def ask_all(self, questions: Sequence[Question], start: Start) -> AsyncIterator[Reply]:
-        """A reply to each of `questions`, which are one conversation, or ask about one text, or stand alone."""
-        if start == "state" and all(map(follows, questions, questions[1:])):
-            async for reply in self._converse(questions):
-                yield reply
-            return
-        shared = measure_shared([question.prompt for question in questions])
-        base = await self._read(questions[0].prompt, shared, ends=start != "cold") if shared else None
-        for question in questions:
-            yield await self._ask(question, base, start)
+    async def ask_all(self, questions: Sequence[Question], starts: Sequence[Start]) -> AsyncIterator[Reply]:
+        """A reply to each of `questions`, which are one conversation, or ask about one text, or stand alone; to all of
+        them from the first of `starts`, then from the next."""
+        talks = all(map(follows, questions, questions[1:]))
+        base, copy = await self._read(questions, [start for start in starts if start != "state" or not talks])
+        for start in starts:
+            if start == "state" and talks:
+                async for reply in self._converse(questions):
+                    yield reply
+                continue
+            for question in questions:
+                yield await self._ask(question, base, copy, start)
         if base is not None:
             self._close(base)
 
@@ -98,24 +101,35 @@ class Interview:
             self._close(name)
             yield reply
 
-    async def _ask(self, question: Question, base: str | None, start: Start) -> Reply:
-        """The reply to a question whose text `base` has read."""
+    async def _ask(self, question: Question, base: str | None, copy: HostCopy | None, start: Start) -> Reply:
+        """The reply to a question whose text `base` has read and `copy` holds."""
         name, first = self._open(question.prompt, question.sampling), 0
         if base is not None and start == "cold":
             first = fork(self.engine, base, name)
-        elif base is not None:
-            copy = await self._keep(base)
+        elif copy is not None:
             first = await self._restore(name, copy, stateless=start == "pages")
         reply = await self._decode(name, await self._prefill(name, first, len(question.prompt)))
         self._close(name)
         return reply
 
-    async def _read(self, prompt: Ids, length: int, *, ends: bool) -> str:
-        """A turn that has computed `length` positions of `prompt`; with `ends` as a prompt that ends there."""
-        sampling = Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=1)
-        name = self._open(prompt[:length] if ends else prompt, sampling)
-        await self._prefill(name, 0, length)
-        return name
+    async def _read(self, questions: Sequence[Question], starts: Sequence[Start]) -> tuple[str | None, HostCopy | None]:
+        """A turn that is in the midst of what all `questions` begin with, and the copy of one that ended there; none
+        where nothing is shared or none of `starts` needs it. What both have in common is computed once."""
+        prompt, shared = questions[0].prompt, measure_shared([question.prompt for question in questions])
+        if not shared or not starts:
+            return None, None
+        base, copy, first = self._open(prompt, ONE_TOKEN), None, 0
+        if any(start != "cold" for start in starts):
+            first = (shared - 1) // CHUNK_TOKENS * CHUNK_TOKENS
+            await self._prefill(base, 0, first)
+            ended = self._open(prompt[:shared], ONE_TOKEN)
+            if first:
+                fork(self.engine, base, ended)
+            await self._prefill(ended, first, shared)
+            copy = await self._keep(ended)
+            self._close(ended)
+        await self._prefill(base, first, shared)
+        return base, copy
 
     async def _prefill(self, name: str, start: int, stop: int) -> StepResult:
         """Compute positions `start` to `stop` of the turn's prompt; what the last step gave."""

@@ -22,6 +22,11 @@ LEAST_SHARED = 256
 MOST_TOGETHER = 10
 """More questions about one text are several trials, for other processes to take."""
 
+FAR_TOKENS = 16384
+"""Behind a prompt of so many a token costs about twice as much."""
+DRAFTED, PLAIN = 16, 50
+"""A reply's token with drafts and without, in tokens of a prefill."""
+
 WayName = Literal["exact", "plain", "replay", "resume", "pages"]
 
 
@@ -55,6 +60,14 @@ _WAYS_OF: dict[str, tuple[WayName, ...]] = {
     "": ("replay",),
 }
 
+RANKS = (
+    ("tetris", "tetris.thinking", "tool.short", "tool.client", "memorised", "json",
+     "needle.512", "needle.2048", "needle.8192", "needle.turns.1024", "needle.turns.6144",
+     *(f"line.quoted.{count}" for count in (3, 4, 6, 8, 12))),
+    ("needle.32768", "line.client", "tool.short.thinking", "line.quoted.24", "tool.behind.6000"),
+)  # fmt: skip
+"""Kinds that a checkpoint must know, then those whose figures are told; others come last."""
+
 
 class Check(Protocol):
     """A held-back prompt and its true answer, the end-of-sentence token included; with `thinking` what the reply has
@@ -78,22 +91,31 @@ class Check(Protocol):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """Questions that are put to one engine one after the other, since they begin alike."""
+    """Questions that are put to one engine one after the other, since they begin alike; in `ways` that may read what
+    they share together."""
 
     kind: str
-    way: WayName
+    ways: tuple[WayName, ...]
     thinking: bool
     questions: tuple[Question, ...]
 
     @property
     def cost(self) -> float:
-        """About how many prompt tokens' worth of work it is."""
+        """About how many prompt tokens' worth of work it is, an exact prefill's share by the square included."""
         prompts = [len(question.prompt) for question in self.questions]
         shared = measure_shared([question.prompt for question in self.questions])
         read = shared + sum(prompts) - shared * len(prompts)
-        per_token = 3 if WAYS[self.way].prefill == "exact" else 1
-        each = 6 if WAYS[self.way].drafts else 24
-        return per_token * read + each * sum(len(question.answer) + 64 for question in self.questions)
+        way = WAYS[self.ways[0]]
+        per_token = (3 if way.prefill == "exact" else 1) * (1 + max(prompts) / FAR_TOKENS)
+        per_reply = sum(len(question.answer) + 32 for question in self.questions)
+        return per_token * read + (DRAFTED if way.drafts else PLAIN) * per_reply * len(self.ways)
+
+    @property
+    def rank(self) -> int:
+        """Which trials go first: 0 for what a checkpoint must do, then what is to be told, then the rest."""
+        rank = next((rank for rank, kinds in enumerate(RANKS) if self.kind in kinds), len(RANKS))
+        told = WAYS[self.ways[0]].prefill == "exact" and not self.kind.startswith(("tetris", "needle"))
+        return max(rank, 1) if told else rank
 
 
 class Marks(msgspec.Struct, frozen=True):
@@ -110,7 +132,8 @@ def plan_trials(checks: Iterable[Check], eos_id: int, ways: Sequence[WayName] = 
     for (kind, thinking), alike in groupby(checks, key=lambda check: (check.kind, bool(check.thinking))):
         questions = [_make_question(check, eos_id) for check in alike]
         for group in _group(_draw(questions, thinking, kind)):
-            trials += [Trial(kind, way, thinking, tuple(group)) for way in _list_ways(kind, thinking) if way in ways]
+            wanted = [way for way in _list_ways(kind, thinking) if way in ways]
+            trials += [Trial(kind, some, thinking, tuple(group)) for some in _join(wanted, group)]
     return trials
 
 
@@ -165,6 +188,13 @@ def _belongs(group: list[Question], question: Question) -> bool:
         return False
     shared = measure_shared([group[0].prompt, question.prompt])
     return shared >= LEAST_SHARED and 2 * shared >= max(len(group[0].prompt), len(question.prompt))
+
+
+def _join(ways: Sequence[WayName], group: Sequence[Question]) -> list[tuple[WayName, ...]]:
+    """The ways that share the reading of one text; of a conversation or a single question each for itself."""
+    if all(map(follows, group, group[1:])):
+        return [(way,) for way in ways]
+    return [tuple(some) for _, some in groupby(ways, key=lambda way: (WAYS[way].prefill, WAYS[way].drafts))]
 
 
 def _list_ways(kind: str, thinking: bool) -> tuple[WayName, ...]:

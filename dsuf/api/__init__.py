@@ -1,9 +1,10 @@
-"""HTTP in, server-sent events out: Chat Completions, Messages, and the routes that operate a node.
+"""HTTP in, server-sent events out: four protocols that generate, and the routes that operate a node.
 
 The way of a request: `server` routes it; `guard` gives it an id, checks the key, and turns every error into the
 envelope of its protocol; `body` reads it under limits; `recipe` makes a prompt of it, in a thread; the scheduler
 (`types.Submit`) gives a ticket; `relay` feeds the ticket's tokens to the reader and `sse` writes what comes out. A
-whole reply is the fold of the same events. `chat` and `messages` hold what differs between the two protocols.
+whole reply is the fold of the same events. `chat`, `messages`, `responses` and `completions` hold what differs between
+the protocols.
 
 Decided here:
 

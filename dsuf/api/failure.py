@@ -12,7 +12,7 @@ from dsuf.errors import (
     PathNotFound,
     RequestError,
 )
-from dsuf.recipe.render import ConversionRefused, Protocol
+from dsuf.recipe.conversion import ConversionRefused, Protocol
 
 SERVER_NAME = "dsuf"
 NODE_HEADER = "x-dsuf-node"

@@ -1,15 +1,16 @@
 """Around every handler: request id, key, errors in the protocol's envelope, one log line and the counts."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Literal
 
 from aiohttp import web
 
-from dsuf.api.auth import authenticate, authenticate_admin
 from dsuf.api.dialect import Dialect
 from dsuf.api.exchange import CLIENT_LEFT, EXCHANGE, Exchange, choose_request_id
 from dsuf.api.failure import NODE_HEADER, SERVER_NAME, error_response, internal_error, name_http_error
+from dsuf.api.origin import let_in
 from dsuf.api.parts import SETTINGS, Parts
 from dsuf.errors import RequestError
 from dsuf.observe.log import log_event
@@ -29,11 +30,8 @@ async def guard(
     request[EXCHANGE] = exchange
     status = CLIENT_LEFT
     try:
-        if access == "admin":
-            authenticate_admin(request.headers, parts.settings.admin_keys, parts.settings.keys)
-        elif access == "key":
-            exchange.tenant = authenticate(request.headers, parts.settings.keys)
-        response = await _run(request, handler, dialect)
+        with _admit(request, exchange, parts, access):
+            response = await _run(request, handler, dialect)
         status = response.status
         return response
     except (asyncio.CancelledError, ConnectionError):
@@ -44,8 +42,21 @@ async def guard(
         return error_response(dialect.protocol, error, exchange.request_id)
     finally:
         parts.metrics.count_response(endpoint, status)
+        if parts.traces is not None and (trace := exchange.trace(status, request.headers)) is not None:
+            parts.traces.record(trace)
         probe = access == "open" and status < 400  # what asks every few seconds shall not fill the log
         exchange.log(status, level="debug" if probe else "info")
+
+
+@contextlib.contextmanager
+def _admit(request: web.Request, exchange: Exchange, parts: Parts, access: Access) -> Iterator[None]:
+    """Check the key; while the block runs a request that makes work counts against what the key may have."""
+    if access == "admin":
+        parts.keys.authenticate_admin(request.headers)
+    key = parts.keys.authenticate(request.headers) if access == "key" else None
+    exchange.tenant = key.name if key is not None else ""
+    with parts.quotas.hold(key) if key is not None and request.method == "POST" else contextlib.nullcontext():
+        yield
 
 
 async def _run(request: web.Request, handler: Handler, dialect: Dialect) -> web.StreamResponse:
@@ -63,10 +74,11 @@ async def _run(request: web.Request, handler: Handler, dialect: Dialect) -> web.
 
 def stamp(request: web.Request, response: web.StreamResponse, dialect: Dialect) -> None:
     """Headers of every response, set before any of it is sent."""
-    exchange, node = request.get(EXCHANGE), request.app[SETTINGS].node
+    exchange, settings = request.get(EXCHANGE), request.app[SETTINGS]
     response.headers["Server"] = SERVER_NAME
-    if node:
-        response.headers[NODE_HEADER] = node
+    let_in(request, response, settings.cors_origins)
+    if settings.node:
+        response.headers[NODE_HEADER] = settings.node
     if exchange is not None:
         response.headers["x-request-id"] = exchange.request_id
         if dialect.request_id_header is not None:

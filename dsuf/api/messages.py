@@ -5,10 +5,11 @@ from dsuf.api.failure import envelope
 from dsuf.api.sse import frame
 from dsuf.api.wire import read_messages
 from dsuf.errors import RequestError
+from dsuf.recipe.reader import Reader
 from dsuf.types import Event
 
 
-def frame_failure(error: RequestError, request_id: str) -> bytes:
+def frame_failure(error: RequestError, request_id: str, _reader: Reader) -> bytes:
     """The protocol's own error event, after which the stream ends in the regular way."""
     return frame([Event("error", envelope("messages", error, request_id).decode())])
 

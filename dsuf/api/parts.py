@@ -7,7 +7,10 @@ from typing import Protocol, TypeVar
 import msgspec
 from aiohttp import web
 
+from dsuf.api.keyring import Keyring
 from dsuf.api.outbox import Outbox
+from dsuf.api.quota import Quotas
+from dsuf.observe.traces import TurnTrace
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import EngineFacts, Submit
 
@@ -20,16 +23,13 @@ CONVERSIONS = 2
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits and switches of the HTTP layer.
 
-    `keys` empty means that no key is asked for; `admin_keys` may drop the prefix cache, and where there are neither,
-    anybody may. `context_tokens` is the served context; with `clamp_max_tokens` a
-    `max_tokens` beyond what the prompt leaves of it is lowered instead of refused. `write_timeout_s` bounds how long a
-    client may refuse to read. `drain_retry_s` goes into `Retry-After` while draining. `node` is told in each response,
-    unless it is empty.
+    `context_tokens` is the served context; with `clamp_max_tokens` a `max_tokens` beyond what the prompt leaves of it
+    is lowered instead of refused. `write_timeout_s` bounds how long a client may refuse to read. `drain_retry_s` goes
+    into `Retry-After` while draining. `node` is told in each response, unless it is empty. Pages from `cors_origins`
+    may use the server.
     """
 
     context_tokens: int
-    keys: tuple[str, ...] = ()
-    admin_keys: tuple[str, ...] = ()
     body_limit_bytes: int = 64 << 20
     header_timeout_s: float = 30.0
     body_timeout_s: float = 30.0
@@ -38,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     drain_retry_s: int = 2
     clamp_max_tokens: bool = True
     node: str = ""
+    cors_origins: tuple[str, ...] = ()
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -87,6 +88,13 @@ class Metrics(Protocol):
         """One reply with a tool call block that the library dropped."""
 
 
+class Traces(Protocol):
+    """Where traces of turns go."""
+
+    def record(self, turn: TurnTrace) -> None:
+        """One turn that is over; does not wait."""
+
+
 SETTINGS = web.AppKey("settings", Settings)
 
 
@@ -99,6 +107,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     metrics: Metrics
     settings: Settings
+    keys: Keyring = msgspec.field(default_factory=Keyring)
+    quotas: Quotas = msgspec.field(default_factory=Quotas)
+    traces: Traces | None = None
     outbox: Outbox = msgspec.field(default_factory=Outbox)
     conversions: asyncio.Semaphore = msgspec.field(default_factory=lambda: asyncio.Semaphore(CONVERSIONS))
 

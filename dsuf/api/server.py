@@ -10,12 +10,15 @@ from aiohttp import HttpVersion11, web
 
 from dsuf.api import ops, pages, tokens
 from dsuf.api.chat import CHAT
+from dsuf.api.completions import COMPLETIONS
 from dsuf.api.dialect import Dialect
 from dsuf.api.guard import Access, Handler, guard, stamp
 from dsuf.api.messages import MESSAGES
+from dsuf.api.origin import answer_preflight, is_preflight
 from dsuf.api.parts import SETTINGS, Parts
+from dsuf.api.responses import RESPONSES
 from dsuf.api.turn import answer
-from dsuf.errors import MethodNotAllowed, PathNotFound, UnsupportedFeature
+from dsuf.errors import MethodNotAllowed, PathNotFound
 
 
 class Endpoint(Protocol):
@@ -42,15 +45,6 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         return ("GET", "HEAD") if self.method == "GET" else (self.method,)
 
 
-def _not_yet(feature: str) -> Endpoint:
-    """An endpoint that clients know and that is not served."""
-
-    async def refuse(_request: web.Request, /, parts: Parts) -> web.StreamResponse:
-        raise UnsupportedFeature(f"{feature} is not served yet")
-
-    return refuse
-
-
 ROUTES = (
     Route(
         path="/v1/chat/completions",
@@ -72,12 +66,19 @@ ROUTES = (
         aliases=("/messages/count_tokens", "/anthropic/v1/messages/count_tokens", "/anthropic/messages/count_tokens"),
         dialect=MESSAGES,
     ),
-    Route(path="/v1/responses", method="POST", endpoint=_not_yet("the Responses API"), aliases=("/responses",)),
+    Route(
+        path="/v1/responses",
+        method="POST",
+        endpoint=partial(answer, dialect=RESPONSES),
+        aliases=("/responses",),
+        dialect=RESPONSES,
+    ),
     Route(
         path="/v1/completions",
         method="POST",
-        endpoint=_not_yet("raw text completion"),
+        endpoint=partial(answer, dialect=COMPLETIONS),
         aliases=("/completions", "/beta/completions", "/beta/v1/completions"),
+        dialect=COMPLETIONS,
     ),
     Route(path="/v1/models", method="GET", endpoint=ops.list_models, aliases=("/models", "/anthropic/v1/models")),
     Route(path="/tokenize", method="POST", endpoint=tokens.tokenize, aliases=("/v1/tokenize",)),
@@ -141,6 +142,8 @@ async def _expect(request: web.Request) -> None:
 async def _dispatch(request: web.Request, parts: Parts) -> web.StreamResponse:
     """Run the route's endpoint under `guard`."""
     route = find_route(request.path)
+    if parts.settings.cors_origins and is_preflight(request):
+        return await guard(request, _answer_preflight, parts, endpoint="other", dialect=CHAT, access="open")
     if route is None:
         return await guard(
             request, _refuse_path, parts, endpoint="other", dialect=_guess_dialect(request), access="key"
@@ -154,6 +157,11 @@ async def _dispatch(request: web.Request, parts: Parts) -> web.StreamResponse:
 async def _show_model(request: web.Request, parts: Parts, name: str) -> web.StreamResponse:
     """One model, by the name in the path."""
     return await ops.show_model(request, parts, name)
+
+
+async def _answer_preflight(request: web.Request) -> web.StreamResponse:
+    """What pages of other sites may send here."""
+    return answer_preflight(request)
 
 
 async def _refuse_path(request: web.Request) -> web.StreamResponse:

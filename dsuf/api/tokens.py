@@ -69,9 +69,7 @@ def _tokenize(body: bytes, vocabulary: Vocabulary) -> list[int]:
 def _detokenize(body: bytes, vocabulary: Vocabulary) -> str:
     """The text of the ids in `body`; raises `InvalidRequest`."""
     tokens = _decode(body, DetokenizeFields).tokens
-    strangers = [token for token in tokens if not 0 <= token < vocabulary.size]
-    if strangers:
-        raise InvalidRequest(f"token {strangers[0]} is not in the vocabulary of {vocabulary.size}", param="tokens")
+    vocabulary.check(tokens, "tokens")
     return vocabulary.decode(tokens)
 
 

@@ -5,10 +5,10 @@ import uuid
 
 from aiohttp import web
 
-from dsuf.api.auth import make_salt
 from dsuf.api.body import read_body
 from dsuf.api.dialect import Dialect
 from dsuf.api.exchange import EXCHANGE, Exchange
+from dsuf.api.keyring import make_salt
 from dsuf.api.parts import Parts
 from dsuf.api.relay import Relay
 from dsuf.api.sse import EventStream, frame, frame_data
@@ -35,7 +35,7 @@ async def answer(request: web.Request, parts: Parts, dialect: Dialect) -> web.St
     terms = read_terms(request.headers)
     reading, rendered = await _render(request, parts, dialect)
     exchange.model = rendered.model
-    priority = settle_priority(terms.priority, reading.priority, trusted=not parts.settings.keys)
+    priority = settle_priority(terms.priority, reading.priority, trusted=not parts.keys.asked)
     turn = _make_turn(request, rendered, reading, Terms(priority=priority, timeout_s=terms.timeout_s))
     reply_id = dialect.reply_prefix + exchange.request_id
     reader = rendered.open_reader(
@@ -50,6 +50,7 @@ async def answer(request: web.Request, parts: Parts, dialect: Dialect) -> web.St
         return await _reply_whole(relay)
     finally:
         ticket.cancel()
+        exchange.times = ticket.times
         _settle(exchange, reader, parts)
 
 
@@ -63,7 +64,7 @@ async def _render(request: web.Request, parts: Parts, dialect: Dialect) -> tuple
     """Read and convert the body off the loop. What the library refuses comes first, then what we do not serve."""
     settings, exchange = parts.settings, request[EXCHANGE]
     body = await read_body(request, limit_bytes=settings.body_limit_bytes, timeout_s=settings.body_timeout_s)
-    exchange.stage = "rendering"
+    exchange.mark_rendering()
     limits = Limits(context_tokens=settings.context_tokens, clamp_max_tokens=settings.clamp_max_tokens)
 
     def convert() -> tuple[Reading, Rendered]:
@@ -120,7 +121,7 @@ async def _reply_in_stream(request: web.Request, parts: Parts, dialect: Dialect,
                     await stream.send(frame_data(relay.reader.done_data))
         except RequestError as error:
             exchange.failure = type(error).__name__
-            last = dialect.frame_failure(error, exchange.request_id)
+            last = dialect.frame_failure(error, exchange.request_id, relay.reader)
             await (stream.break_off(last) if dialect.breaks_off else stream.send(last))
         if not (exchange.failure and dialect.breaks_off):
             await stream.close()

@@ -13,6 +13,8 @@ _PRIVATE_MARKS = tuple(f'"{name}"'.encode() for name in _PRIVATE)
 # The role as it is usually spelt, or any role spelt with escapes, which has to be decoded to be known.
 _DEVELOPER = re.compile(rb'"developer"|"role"\s*:\s*"[^"]*\\u')
 
+_REFERENCE = re.compile(rb'"type"\s*:\s*"item_reference"')
+
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """A body as the library gets it, the user its prefixes belong to, the priority as it was sent, whether each event
@@ -35,8 +37,14 @@ class _Fields(msgspec.Struct):
     modalities: Any = None
     audio: Any = None
     user_id: Any = None
+    metadata: Any = None
     priority: Any = None
     stream_options: Any = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    background: Any = None
+    prompt: Any = None
+    input: msgspec.Raw = msgspec.Raw(b"")
 
 
 def read_chat(body: bytes) -> Reading:
@@ -57,6 +65,22 @@ def read_messages(body: bytes) -> Reading:
     body = _drop_private(body)
     fields = _look_at(body)
     return Reading(body=body, user=_user(fields), priority=fields.priority)
+
+
+def read_completion(body: bytes) -> Reading:
+    """Note extensions that change the answer and are not served."""
+    fields = _look_at(body)
+    return Reading(
+        body=body, user=_user(fields), priority=fields.priority, live_usage=_live_usage(fields),
+        refusal=_find_refusal(fields),
+    )  # fmt: skip
+
+
+def read_responses(body: bytes) -> Reading:
+    """Note what asks for something that an earlier request has left here, where nothing is left."""
+    fields = _look_at(body)
+    refusal = _find_state(fields) or _find_refusal(fields)
+    return Reading(body=body, user=_user(fields), priority=fields.priority, refusal=refusal)
 
 
 def _drop_private(body: bytes) -> bytes:
@@ -106,9 +130,24 @@ def _find_refusal(fields: _Fields) -> UnsupportedFeature | None:
     return None
 
 
+def _find_state(fields: _Fields) -> UnsupportedFeature | None:
+    """A field of Responses that refers to something kept: ignoring it would answer without what it stands for."""
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if getattr(fields, name) is not None:
+            return UnsupportedFeature(
+                f"`{name}` is not served: no responses, conversations or prompts are kept", param=name
+            )
+    if fields.background:
+        return UnsupportedFeature("`background` is not served: nothing goes on after the request", param="background")
+    if _REFERENCE.search(memoryview(fields.input)) is not None:
+        return UnsupportedFeature("`item_reference` is not served: no items are kept", param="input")
+    return None
+
+
 def _user(fields: _Fields) -> str:
-    """The `user_id` that keeps a user's cached prefixes apart, or ""."""
-    return fields.user_id if isinstance(fields.user_id, str) else ""
+    """The `user_id` that keeps a user's cached prefixes apart, or "". In Messages it is part of `metadata`."""
+    inner = fields.metadata.get("user_id") if isinstance(fields.metadata, dict) else None
+    return next((user for user in (fields.user_id, inner) if isinstance(user, str)), "")
 
 
 def _live_usage(fields: _Fields) -> bool:

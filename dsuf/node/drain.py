@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import Callable
 
 from dsuf.errors import Unavailable
 from dsuf.node.pulse import Pulse
@@ -13,18 +14,20 @@ _EXIT_CODES = {signal.SIGTERM: 0, signal.SIGINT: 130}
 
 
 class Signals:
-    """SIGTERM and SIGINT as events: `stop` is set by the first, `hurry` by the second."""
+    """SIGTERM and SIGINT as events: `stop` is set by the first, `hurry` by the second. SIGHUP calls `on_hangup`."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
         self.exit_code = 0
+        self.on_hangup: Callable[[], None] = lambda: None
 
     def install(self) -> None:
-        """Listen to both signals. Runs on the event loop, in the main thread."""
+        """Listen to the signals. Runs on the event loop, in the main thread."""
         loop = asyncio.get_running_loop()
         for number in _EXIT_CODES:
             loop.add_signal_handler(number, self.receive, number)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self.on_hangup())
 
     def receive(self, number: signal.Signals) -> None:
         """A signal came."""

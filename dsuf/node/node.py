@@ -11,6 +11,7 @@ from typing import Any
 
 import uvloop
 
+import dsuf
 from dsuf.api.connection import ApiRunner
 from dsuf.api.parts import Parts
 from dsuf.api.parts import Settings as ApiSettings
@@ -27,10 +28,12 @@ from dsuf.node.engines import Model, find_directory, foresee_facts, load_engine,
 from dsuf.node.fleet import FleetNode, check_fleet, name_node, open_fleet
 from dsuf.node.gate import Gate
 from dsuf.node.pulse import Pulse
+from dsuf.node.reload import Reload
 from dsuf.node.startup import Startup
 from dsuf.node.threads import limit_threads
 from dsuf.observe.log import log_event, start_logging
 from dsuf.observe.metrics import Metrics
+from dsuf.observe.traces import Traces
 from dsuf.recipe.names import SERVED_NAMES
 from dsuf.sched.scheduler import Limits, Scheduler
 from dsuf.types import Engine
@@ -38,6 +41,7 @@ from dsuf.types import Engine
 SWITCH_INTERVAL_S = 0.0005
 BACKLOG = 1024
 FAREWELL_S = 5.0  # for handlers to write their last bytes, and again for the engine to come back from its step
+HANDSHAKE_S = 10.0  # for a client to agree on TLS
 HANDOVER_S = 10.0  # for peers to fetch the hot sessions of a node that leaves
 _ALONE = {
     "prefill": "  role       prefill: computes prompts for others; without redis_url there are none, clients get 503",
@@ -88,14 +92,17 @@ class Node:
 
     def __init__(self, settings: Settings, listener: socket.socket, startup: Startup) -> None:
         self.settings = settings
-        self.url = _local_url(listener)
+        self.reload = Reload(settings)
+        self.url = _local_url(listener, secure=self.reload.certificate is not None)
         self.metrics = Metrics(SERVED_NAMES[0])
         self.pulse = Pulse(settings, self.metrics)
+        self.pulse.watch_reload(self.reload)
         self.gate = Gate()
         self.engine: Engine | None = None
         self.scheduler: Scheduler | None = None
         self.sessions: Sessions | None = None
         self.fleet: FleetNode | None = None
+        self.traces = self._open_traces()
         self._listener = listener
         self._startup = startup
         self._loading = False
@@ -104,6 +111,7 @@ class Node:
         self._server: asyncio.AbstractServer | None = None
         self._sampling: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[None] | None = None
         self._scheduling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -119,6 +127,7 @@ class Node:
         await self._warm_up(self.engine, model)
         self._sampling = asyncio.create_task(self.pulse.lag.run())
         self._tidying = asyncio.create_task(give_back_regularly())
+        self._reloading = asyncio.create_task(self.reload.run())
         await self._schedule(self.engine)
         # What exists now lives as long as the process: collections need not walk through it, which takes milliseconds.
         gc.collect()
@@ -155,9 +164,20 @@ class Node:
             await self._runner.cleanup()
         await _cancel(self._sampling)
         await _cancel(self._tidying)
+        await _cancel(self._reloading)
+        if self.traces is not None:
+            await asyncio.to_thread(self.traces.close)
         if (lag := self.pulse.lag.summarise()).samples:
             log_event("stopped", lag_p50_s=lag.p50_s, lag_p99_s=lag.p99_s, lag_max_s=lag.max_s)
         return await self._close_engine()
+
+    def _open_traces(self) -> Traces | None:
+        """Where traces go, if that is set; raises `CommandError` where what sends them is missing."""
+        settings = self.settings
+        if not settings.otlp_endpoint:
+            return None
+        node = name_node(settings)
+        return Traces(settings.otlp_endpoint, share=settings.trace_share, node=node, version=dsuf.__version__)
 
     async def _open_model(self) -> Model:
         """The directory, its configuration and its tokenizer."""
@@ -178,11 +198,12 @@ class Node:
             facts=facts,
             status=self.pulse,
             metrics=self.metrics,
+            keys=self.reload.keys,
+            traces=self.traces,
             settings=ApiSettings(
                 context_tokens=facts.context_tokens,
                 node=name_node(settings) if settings.redis_url or settings.node_id else "",
-                keys=settings.api_keys,
-                admin_keys=settings.admin_keys,
+                cors_origins=settings.cors_origins,
                 body_limit_bytes=settings.body_limit_bytes,
                 body_timeout_s=settings.body_timeout_s,
                 write_timeout_s=settings.write_timeout_s,
@@ -194,7 +215,12 @@ class Node:
         await self._runner.setup()
         assert self._runner.server is not None
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._runner.server, sock=self._listener)
+        certificate = self.reload.certificate
+        secure = None if certificate is None else certificate.context
+        patience_s = None if secure is None else HANDSHAKE_S
+        self._server = await loop.create_server(
+            self._runner.server, sock=self._listener, ssl=secure, ssl_handshake_timeout=patience_s
+        )
 
     async def _load(self, model: Model) -> Engine:
         """The engine, with its weights."""
@@ -270,6 +296,7 @@ def _map_cache(size_bytes: int) -> memoryview:
 async def _serve(node: Node) -> tuple[int, bool]:
     """Run `node` until a signal comes; its exit code, and whether no thread is left behind."""
     signals = Signals()
+    signals.on_hangup = node.reload.ask
     signals.install()
     try:
         await until(signals.stop, node.start())
@@ -299,9 +326,10 @@ async def _cancel(task: asyncio.Task[Any] | None) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def _local_url(listener: socket.socket) -> str:
+def _local_url(listener: socket.socket, *, secure: bool) -> str:
     """The base URL under which this machine reaches `listener`."""
+    scheme = "https" if secure else "http"
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

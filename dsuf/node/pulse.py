@@ -9,6 +9,7 @@ import msgspec
 from dsuf.api.parts import Readiness
 from dsuf.config import Settings
 from dsuf.kv.sessions import Sessions
+from dsuf.node.reload import Reload
 from dsuf.observe.lag import LoopLag
 from dsuf.observe.metrics import Metrics
 from dsuf.sched.scheduler import Limits, Scheduler
@@ -30,6 +31,7 @@ class Pulse:
         self._scheduler: Scheduler | None = None
         self._engine: Engine | None = None
         self._sessions: Sessions | None = None
+        self._reload: Reload | None = None
         self._fleet: Callable[[], Mapping[str, object]] | None = None
         self._patience_s = 0.0
 
@@ -42,6 +44,10 @@ class Pulse:
         """Judge by `scheduler` from now on."""
         self._scheduler, self._engine, self._sessions = scheduler, engine, sessions
         self._patience_s = limits.probe_s + limits.step_deadline_s + SLACK_S
+
+    def watch_reload(self, reload: Reload) -> None:
+        """Tell what `reload` could not read."""
+        self._reload = reload
 
     def watch_fleet(self, facts: Callable[[], Mapping[str, object]]) -> None:
         """Show what `facts` tells of the fleet from now on."""
@@ -94,10 +100,11 @@ class Pulse:
         return self._sessions.flush() if self._sessions is not None else 0
 
     def _degraded(self) -> list[str]:
-        """Parts of the fleet's side that fail."""
+        """What fails and is no reason not to be asked: files that could not be read again, parts of the fleet."""
         facts = self._fleet() if self._fleet else {}
         refusals = facts.get("refusals")
-        found = [f"directory: {facts['trouble']}"] if facts.get("trouble") else []
+        found = [f"files: {self._reload.trouble}"] if self._reload is not None and self._reload.trouble else []
+        found += [f"directory: {facts['trouble']}"] if facts.get("trouble") else []
         if isinstance(refusals, dict):
             found += [f"peers: {node}: {why}" for node, why in refusals.items()]
         return found

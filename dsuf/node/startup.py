@@ -47,8 +47,9 @@ class Startup:
 
 def describe_use(url: str, settings: Settings) -> str:
     """How to send a first request, with curl, the SDKs and dsh."""
-    key = "YOUR_KEY" if settings.api_keys else "any"
-    header = f" -H 'authorization: Bearer {key}'" if settings.api_keys else ""
+    asked = settings.api_keys or settings.api_key_file is not None
+    key = "YOUR_KEY" if asked else "any"
+    header = f" -H 'authorization: Bearer {key}'" if asked else ""
     body = (
         '{"model": "deepseek-flash", "stream": true, "max_tokens": 64, '
         '"messages": [{"role": "user", "content": "Hello"}]}'

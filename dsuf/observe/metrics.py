@@ -1,10 +1,10 @@
-"""Metrics in Prometheus' text format: `dsuf_…`, and again under the names that vLLM's dashboards query.
+"""Metrics in Prometheus' text format: `dsuf_…`, and again under the names that other servers' dashboards query.
 
-Every figure is recorded once; the second set of names is made when the metrics are read, with the label `model_name`
-that those dashboards select by. Labels only take values from the code (routes, statuses, stages), never from a client.
+Every figure is recorded once; the other names (`aliases`) are made when the metrics are read. Labels only take values
+from the code (routes, statuses, stages), never from a client.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal
 
@@ -17,36 +17,13 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
+from dsuf.observe.aliases import Rate, SglangNames, VllmNames
 from dsuf.observe.fleet import FleetMetrics
 from dsuf.observe.histogram import Histogram
 from dsuf.types import Finish, Usage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-VLLM_NAMES = {
-    "dsuf_requests_running": "vllm:num_requests_running",
-    "dsuf_requests_waiting": "vllm:num_requests_waiting",
-    "dsuf_cache_usage_ratio": "vllm:kv_cache_usage_perc",
-    "dsuf_prompt_tokens": "vllm:prompt_tokens",
-    "dsuf_generation_tokens": "vllm:generation_tokens",
-    "dsuf_prefix_cache_queries": "vllm:prefix_cache_queries",
-    "dsuf_prefix_cache_hits": "vllm:prefix_cache_hits",
-    "dsuf_requests_finished": "vllm:request_success",
-    "dsuf_preemptions": "vllm:num_preemptions",
-    "dsuf_draft_rounds": "vllm:spec_decode_num_drafts",
-    "dsuf_draft_tokens": "vllm:spec_decode_num_draft_tokens",
-    "dsuf_draft_accepted_tokens": "vllm:spec_decode_num_accepted_tokens",
-    "dsuf_draft_accepted_at_position": "vllm:spec_decode_num_accepted_tokens_per_pos",
-    "dsuf_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
-    "dsuf_inter_token_seconds": "vllm:inter_token_latency_seconds",
-    "dsuf_request_seconds": "vllm:e2e_request_latency_seconds",
-    "dsuf_queue_seconds": "vllm:request_queue_time_seconds",
-    "dsuf_request_prompt_tokens": "vllm:request_prompt_tokens",
-    "dsuf_request_generation_tokens": "vllm:request_generation_tokens",
-}
 
 _WAIT_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 300, 600)
 _GAP_S = (0.001, 0.002, 0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.25, 0.5, 1, 2, 5, 10)
@@ -76,6 +53,7 @@ class Metrics:
         self._sessions: Callable[[], Mapping[str, int]] = dict
         self._gap_bound_s = float("inf")
         self._largest_gap_s = 0.0
+        self._tokens = Rate()
         ProcessCollector(registry=registry)
         self._add_gauges(registry)
         self._add_turns(registry)
@@ -86,7 +64,8 @@ class Metrics:
         self._add_http(registry)
         self.fleet = FleetMetrics(registry)
         self._aliases = CollectorRegistry()
-        self._aliases.register(_VllmNames(registry, model_name))
+        self._aliases.register(VllmNames(registry, model_name))
+        self._aliases.register(SglangNames(registry, model_name, self._tokens))
 
     def watch_load(self, load: Callable[[], Load]) -> None:
         """Ask `load` whenever the metrics are read."""
@@ -176,10 +155,12 @@ class Metrics:
     def observe_first_token(self, seconds: float) -> None:
         """A turn has its first token, `seconds` after submission."""
         self._first_token.observe(seconds)
+        self._tokens.add(1)
 
     def observe_tokens(self, tokens: int, seconds: float, turns: int = 1) -> None:
         """So many turns got `tokens` more each, `seconds` after the ones before."""
         self._gap.observe(seconds / tokens, tokens * turns)
+        self._tokens.add(tokens * turns)
         self._step_tokens.observe(tokens, turns)
 
     def observe_gap(self, seconds: float, turns: int = 1) -> None:
@@ -317,24 +298,6 @@ class Metrics:
             "dsuf_conversion_errors", "Refused by the renderer", ["endpoint"], registry=registry
         )
         self._lost_calls = Counter("dsuf_malformed_calls", "Tool call blocks not parsed", registry=registry)
-
-
-class _VllmNames(Collector):
-    """The metrics of `source` that have a name in `VLLM_NAMES`, under that name."""
-
-    def __init__(self, source: CollectorRegistry, model_name: str) -> None:
-        self._source = source
-        self._model_name = model_name
-
-    def collect(self) -> Iterator[Metric]:
-        """Renamed copies of what the source holds now."""
-        for family in self._source.collect():
-            if name := VLLM_NAMES.get(family.name):
-                renamed = Metric(name, family.documentation, family.type)
-                for sample in family.samples:
-                    suffix = sample.name.removeprefix(family.name)
-                    renamed.add_sample(name + suffix, {"model_name": self._model_name, **sample.labels}, sample.value)
-                yield renamed
 
 
 def _histogram(name: str, text: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:

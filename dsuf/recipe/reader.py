@@ -1,31 +1,20 @@
 """Token ids of a reply -> events of the client's protocol, and their fold into a whole reply."""
 
 import json
-import re
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-from deepseek_recipe import (
-    ChatCompletionRequest,
-    ChatCompletionResponse,
-    ConversationRequest,
-    InferenceChunk,
-    InferenceFinishReason,
-    MessagesRequest,
-    MessagesResponse,
-    PromptUsage,
-    StreamProcessor,
-)
+from deepseek_recipe import InferenceChunk, InferenceFinishReason, PromptUsage, StreamProcessor
 
+from dsuf.recipe.conversion import Conversion
 from dsuf.recipe.tail import Tail
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import Event, Finish, Usage
 
 _REASONS = {"stop": InferenceFinishReason.Stop, "length": InferenceFinishReason.Length}
 _DECODER = json.JSONDecoder()
-_BEGINS_ANSWER = re.compile(r'(?<!\\)"content":"[^"]')
 _NO_USAGE = '"usage":null}'
 _SOURCES = ("device_tokens", "host_tokens", "peer_tokens", "computed_tokens")
 
@@ -41,21 +30,13 @@ class Reader:
     """
 
     def __init__(
-        self,
-        protocol: Literal["chat", "messages"],
-        request: ConversationRequest,
-        reply_id: str,
-        model: str,
-        vocabulary: Vocabulary,
-        *,
-        folds: bool = True,
+        self, conversion: Conversion, reply_id: str, vocabulary: Vocabulary, *, folds: bool = True,
         live_usage: bool = False,
-    ) -> None:
-        options = request.parsing_options
-        kind = ChatCompletionRequest if protocol == "chat" else MessagesRequest
-        self._responses = ChatCompletionResponse if protocol == "chat" else MessagesResponse
-        self._processor = StreamProcessor(kind.chunk_generator(request, reply_id, model), options, vocabulary.tokenizer)
-        self._identity = (reply_id, model, int(time.time()))
+    ) -> None:  # fmt: skip
+        options = conversion.options
+        self._form = conversion.form
+        self._processor = StreamProcessor(conversion.generate(reply_id), options, vocabulary.tokenizer)
+        self._identity = (reply_id, conversion.model, int(time.time()))
         self._folds, self._live_usage = folds, live_usage
         self._whole: Any = None
         self._usage = Usage()
@@ -63,7 +44,7 @@ class Reader:
         self._one_by_one = bool(options.stop_sequences)
         self._dsml_id = vocabulary.dsml_id if options.parse_tool_calls else -1
         self._saw_markup = False
-        self._answered = False
+        self._answered = self._opened = False
         self.completion_tokens = 0
         self.steps = 0
         self.finish_reason: str | None = None
@@ -82,13 +63,14 @@ class Reader:
     @property
     def done_data(self) -> str | None:
         """Data of the message that ends a stream, where the protocol has one."""
-        return self._responses.sse_done_data()
+        data: str | None = self._form.response.sse_done_data()
+        return data
 
     def open(self, usage: Usage) -> list[Event]:
         """Start the reply; `usage` says what the prompt cost (`completion_tokens` is not looked at)."""
-        self._usage = usage
+        self._usage, self._opened = usage, True
         counts = (usage.prompt_tokens, usage.cached_tokens)
-        self._whole = self._responses(*self._identity, *counts) if self._folds else None
+        self._whole = self._form.response(*self._identity, *counts) if self._folds else None
         prompt_usage = PromptUsage(prompt_tokens=counts[0], prompt_cache_hit_tokens=counts[1])
         return self._take(self._processor.push(InferenceChunk.ready(prompt_usage=prompt_usage)))
 
@@ -121,7 +103,12 @@ class Reader:
 
     def fold(self) -> str:
         """The whole reply as JSON: all events so far, folded by the library."""
-        return self._extend(self._whole.to_json())
+        return self._form.write_whole(self._extend(self._whole.to_json()))
+
+    def fail(self, message: str) -> list[Event]:
+        """The events that tell of a failure where the protocol has some; otherwise there are none."""
+        events = [] if self._opened else self.open(self._usage)
+        return events + self._form.fail(message)
 
     def _push(self, piece: Sequence[int]) -> list[Event]:
         """Give `piece` to the library."""
@@ -140,15 +127,14 @@ class Reader:
 
     def _take(self, chunks: list[Any]) -> list[Event]:
         """Chunks as events; each also goes into the fold, if there is one."""
-        events = []
+        events, form = [], self._form
         for chunk in chunks:
-            data = chunk.to_json()
-            # Marks are looked for as they stand outside of strings, where quotation marks are not escaped.
-            if '_reason":"' in data:
-                self._note_reason(data)
-            self._answered = self._answered or '"tool_calls":' in data or _BEGINS_ANSWER.search(data) is not None
-            data = self._extend(data) if '"usage":{' in data else self._tell(data)
-            events.append(Event(self._responses.sse_event_name(chunk), data))
+            data, name = chunk.to_json(), form.response.sse_event_name(chunk)
+            self.finish_reason = form.find_end(data) or self.finish_reason
+            self._answered = self._answered or form.begins_answer(data)
+            data = self._extend(data) if form.tells_usage(data) else self._tell(data)
+            if (event := form.write(name, data)) is not None:
+                events.append(event)
             if self._whole is not None:
                 self._whole.accumulate(chunk)  # consumes the chunk, so it comes last
         return events
@@ -164,10 +150,12 @@ class Reader:
             return data
         start = len(head) + len(key) - 1
         usage, stop = _DECODER.raw_decode(data, start)
-        usage["prompt_tokens_details"] = self._details()
-        self._correct_reasoning(usage)
-        if "completion_tokens" in usage:
-            usage.setdefault("completion_tokens_details", {})["decode_steps"] = self.steps
+        form = self._form
+        usage[form.prompt_details] = self._details()
+        if form.output_tokens in usage:
+            details = usage.setdefault(form.output_details, {})
+            self._correct_reasoning(details, usage[form.output_tokens])
+            details["decode_steps"] = self.steps
         return data[:start] + msgspec.json.encode(usage).decode() + data[stop:]
 
     def _tell(self, data: str) -> str:
@@ -186,19 +174,12 @@ class Reader:
         """How much of the prompt came from where."""
         return {name: getattr(self._usage, name) for name in ("cached_tokens", *_SOURCES)}
 
-    def _correct_reasoning(self, usage: dict[str, Any]) -> None:
+    def _correct_reasoning(self, details: dict[str, Any], total: int) -> None:
         """Make the count of reasoning tokens fit the count of all.
 
         The library's is a few off where tokens end within a character: where there was nothing but reasoning it is the
         count of all, and never more.
         """
-        if counts := usage.get("completion_tokens_details"):
-            total = usage["completion_tokens"]
-            thinks = counts["reasoning_tokens"] > 0 and not self._answered
-            counts["reasoning_tokens"] = total if thinks else min(total, counts["reasoning_tokens"])
-
-    def _note_reason(self, data: str) -> None:
-        """Remember the reason for the end that the event `data` gives the client."""
-        event = msgspec.json.decode(data)
-        for ending in (*event.get("choices", ()), event.get("delta", {})):
-            self.finish_reason = ending.get("finish_reason") or ending.get("stop_reason") or self.finish_reason
+        if (counted := details.get("reasoning_tokens")) is not None:
+            thinks = counted > 0 and not self._answered
+            details["reasoning_tokens"] = total if thinks else min(total, counted)

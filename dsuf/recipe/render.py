@@ -1,4 +1,4 @@
-"""A request body of either protocol -> prompt ids, resolved sampling, and the reader for the reply.
+"""A request body of any protocol -> prompt ids, resolved sampling, and the reader for the reply.
 
 Everything here is CPU work without waiting: run it in a thread.
 """
@@ -8,31 +8,34 @@ from typing import Literal
 
 import deepseek_recipe
 import msgspec
-from deepseek_recipe import ChatCompletionRequest, ConversationRequest, MessagesRequest
+from deepseek_recipe import ConversationRequest
 
-from dsuf.errors import EngineFailed, InvalidRequest, UnsupportedFeature
-from dsuf.recipe.names import FOREIGN_PREFIX, conversion_options
+from dsuf.errors import UnsupportedFeature
+from dsuf.recipe.completion import convert_completion
+from dsuf.recipe.conversion import (
+    Conversion,
+    ConversionRefused,
+    Convert,
+    Protocol,
+    convert_chat,
+    convert_messages,
+    convert_responses,
+    read,
+)
 from dsuf.recipe.reader import Reader
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import Prompt, Sampling
 
-Protocol = Literal["chat", "messages"]
-
+_CONVERT: dict[Protocol, Convert] = {
+    "chat": convert_chat, "messages": convert_messages, "responses": convert_responses,
+    "completions": convert_completion,
+}  # fmt: skip
 _CONSTRAINTS = {
     "json": ("response_format", "JSON output (`response_format` json_object or json_schema) is"),
     "regex": ("response_format", "regex output (`response_format` regex) is"),
     "tool_call_required": ("tool_choice", "a required or named `tool_choice` is"),
 }
-_NAME_LIMIT = 128  # characters of a name that is not in the table: it goes into replies and logs
 _LARGEST_SEED = 2**63
-
-
-class ConversionRefused(InvalidRequest):
-    """The library refused the request. `body` is its reply, in the OpenAI form, ready to send."""
-
-    def __init__(self, message: str, *, body: str) -> None:
-        super().__init__(message)
-        self.body = body
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,23 +51,19 @@ class Rendered:
     `constraint` is the kind that the library found ("tool_call" where tools may be called; such a reply needs no mask).
     """
 
-    def __init__(
-        self, protocol: Protocol, request: ConversationRequest, model: str, prompt: Prompt, sampling: Sampling
-    ) -> None:
-        self.protocol = protocol
-        self.model = model
+    def __init__(self, conversion: Conversion, prompt: Prompt, sampling: Sampling) -> None:
+        self.model = conversion.model
         self.prompt = prompt
         self.sampling = sampling
-        self.stream = request.stream
-        self.constraint = _constraint(request)
-        self._request = request
+        self.stream = conversion.request.stream
+        self.constraint = _constraint(conversion.request)
+        self._conversion = conversion
 
     def open_reader(
         self, reply_id: str, vocabulary: Vocabulary, *, folds: bool = True, live_usage: bool = False
     ) -> Reader:
         """The reader of this request's one reply, which will carry `reply_id`; see there for the rest."""
-        identity = (self.protocol, self._request, reply_id, self.model)
-        return Reader(*identity, vocabulary, folds=folds, live_usage=live_usage)
+        return Reader(self._conversion, reply_id, vocabulary, folds=folds, live_usage=live_usage)
 
 
 def render(protocol: Protocol, body: bytes, vocabulary: Vocabulary, limits: Limits, *, salt: str = "") -> Rendered:
@@ -72,33 +71,21 @@ def render(protocol: Protocol, body: bytes, vocabulary: Vocabulary, limits: Limi
 
     Raises `InvalidRequest` (what the library says of it), `ConversionRefused` (with its reply) or `UnsupportedFeature`.
     """
-    model, request = _convert(protocol, body, vocabulary)
+    conversion = read(_CONVERT[protocol], body, vocabulary)
+    request = conversion.request
     _refuse_unsupported(request)
-    _refuse_hopeless(request, vocabulary, limits)
-    ids = _encode(request, vocabulary)
-    sampling = _resolve_sampling(request, len(ids), limits)
-    prompt = Prompt(ids=tuple(ids), opens_in=_opening(request), salt=salt)
-    return Rendered(protocol, request, model, prompt, sampling)
+    _refuse_hopeless(conversion, vocabulary, limits)
+    ids = conversion.encode(vocabulary)
+    sampling = _resolve_sampling(conversion, len(ids), limits)
+    prompt = Prompt(ids=tuple(ids), opens_in=_opening(conversion), salt=salt)
+    return Rendered(conversion, prompt, sampling)
 
 
 def count_prompt(protocol: Protocol, body: bytes, vocabulary: Vocabulary) -> list[int]:
     """The ids that `body` renders to, whatever their number; raises as `render` does."""
-    _, request = _convert(protocol, body, vocabulary)
-    _refuse_pictures(request)
-    return _encode(request, vocabulary)
-
-
-def _convert(protocol: Protocol, body: bytes, vocabulary: Vocabulary) -> tuple[str, ConversationRequest]:
-    """The library's reading of `body`, with its two kinds of error made one."""
-    try:
-        incoming = ChatCompletionRequest(body) if protocol == "chat" else MessagesRequest(body)
-        model = incoming.model
-        foreign = protocol == "messages" and model.startswith(FOREIGN_PREFIX) and len(model) <= _NAME_LIMIT
-        return model, incoming.convert(conversion_options(vocabulary.special_tokens, *([model] if foreign else [])))
-    except deepseek_recipe.ConversionError as error:
-        raise ConversionRefused(str(error), body=error.body) from error
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from error
+    conversion = read(_CONVERT[protocol], body, vocabulary)
+    _refuse_pictures(conversion.request)
+    return conversion.encode(vocabulary)
 
 
 def _refuse_unsupported(request: ConversationRequest) -> None:
@@ -124,33 +111,24 @@ def _constraint(request: ConversationRequest) -> str | None:
     return None if constraint is None else constraint.kind
 
 
-def _refuse_hopeless(request: ConversationRequest, vocabulary: Vocabulary, limits: Limits) -> None:
+def _refuse_hopeless(conversion: Conversion, vocabulary: Vocabulary, limits: Limits) -> None:
     """Refuse a prompt whose text alone shows that it cannot fit: encoding it would take minutes and gigabytes.
 
     Raises `ConversionRefused` as for any prompt that is too long; the count it names is the least that is possible.
     """
-    text = vocabulary.encoding.render_conversation(request.conversation).prompt
-    least_tokens = len(text) // vocabulary.longest_token
+    least_tokens = conversion.count_characters(vocabulary) // vocabulary.longest_token
     if least_tokens > limits.context_tokens:
-        _resolve_max_tokens(request, least_tokens, limits)
+        _resolve_max_tokens(conversion.request, least_tokens, limits)
 
 
-def _encode(request: ConversationRequest, vocabulary: Vocabulary) -> list[int]:
-    """The prompt's ids. Special tokens come from the renderer alone, never from the text of a message."""
-    try:
-        return vocabulary.encoding.encode(request.conversation)
-    except RuntimeError as error:
-        raise EngineFailed("the prompt could not be encoded") from error
-
-
-def _resolve_sampling(request: ConversationRequest, prompt_tokens: int, limits: Limits) -> Sampling:
+def _resolve_sampling(conversion: Conversion, prompt_tokens: int, limits: Limits) -> Sampling:
     """Every sampling value as a number; raises `ConversionRefused` if prompt and answer do not fit the context."""
-    options = request.inference_options
+    options, top_p = conversion.request.inference_options, conversion.top_p
     return Sampling(
         temperature=1.0 if options.temperature is None else options.temperature,
-        top_p=1.0 if options.top_p is None else options.top_p,
+        top_p=1.0 if top_p is None else top_p,
         seed=secrets.randbelow(_LARGEST_SEED) if options.seed is None else options.seed,
-        max_tokens=_resolve_max_tokens(request, prompt_tokens, limits),
+        max_tokens=_resolve_max_tokens(conversion.request, prompt_tokens, limits),
     )
 
 
@@ -165,9 +143,9 @@ def _resolve_max_tokens(request: ConversationRequest, prompt_tokens: int, limits
         raise ConversionRefused(str(error), body=error.body) from error
 
 
-def _opening(request: ConversationRequest) -> Literal["reasoning", "content", "call"]:
+def _opening(conversion: Conversion) -> Literal["reasoning", "content", "call"]:
     """Where the rendered prompt leaves off."""
-    options = request.parsing_options
+    options = conversion.options
     if options.starts_in_tool_calls:
         return "call"
     stage = options.thinking_initial_stage

@@ -1,13 +1,15 @@
 """The tokenizer of a checkpoint, and the ids with a meaning of their own."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import deepseek_recipe
 import tokenizers
 
-from dsuf.errors import CheckpointError
+from dsuf.errors import CheckpointError, InvalidRequest
 
 IMAGE_TOKEN = "<｜deepseek_image｜>"  # the release spells it so; the library's default is another
 _NEEDED = ("Bos", "Eos", "ThinkingStart", "ThinkingEnd", "System", "User", "Assistant", "LatestReminder", "Dsml")
@@ -35,6 +37,30 @@ class Vocabulary:
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, where the spelling of a special token becomes that token (prompts are not made this way)."""
         return self.tokenizer.encode(text)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of `text` in which the spellings of special tokens stay text: they are encoded in two pieces."""
+        ids = self.encode(text)
+        if self._special_ids.isdisjoint(ids):
+            return ids
+        found = self._spellings.search(text)
+        assert found is not None, "a special token without its spelling"
+        place = found.start() + 1
+        return self.encode(text[:place]) + self.encode_text(text[place:])
+
+    def check(self, ids: Sequence[int], param: str) -> None:
+        """Raise `InvalidRequest` if one of `ids`, sent as `param`, is no token."""
+        strangers = [token for token in ids if not 0 <= token < self.size]
+        if strangers:
+            raise InvalidRequest(f"token {strangers[0]} is not in the vocabulary of {self.size}", param=param)
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self.specials.values())
+
+    @cached_property
+    def _spellings(self) -> re.Pattern[str]:
+        return re.compile("|".join(re.escape(spelling) for spelling in self.specials))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included; ids outside the vocabulary have none."""

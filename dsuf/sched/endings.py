@@ -18,6 +18,7 @@ def record_end(ticket: TurnTicket, reason: str, metrics: Metrics) -> None:
         metrics.finish_turn(reason, usage, total_s)
     log_event(
         "turn ended",
+        level="info" if ticket.for_peer else "debug",  # a client's turn has the line of its request
         turn=ticket.turn.id,
         reason=reason,
         stage=ticket.stage,

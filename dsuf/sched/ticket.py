@@ -1,6 +1,7 @@
 """A submitted turn: what its reader holds, and what the scheduler knows of it."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Final, Literal
@@ -8,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from dsuf.errors import RequestError
-from dsuf.types import StepResult, Turn, Usage
+from dsuf.types import StepResult, Times, Turn, Usage
 
 Stage = Literal["queued", "prefilling", "decoding", "writing", "gone"]
 """Where a turn is: waiting, in the engine (two stages), computed but not yet read to its end, or over."""
@@ -31,6 +32,9 @@ class TurnTicket:
         self.ids: list[int] = []
         self.submitted_s = now_s
         self.attached_s: float | None = None
+        self.filled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.ended_s: float | None = None
         self.latest_s = now_s
         self.failed = False
         self.drafted_tokens = 0
@@ -53,6 +57,14 @@ class TurnTicket:
     def ended(self) -> bool:
         """Whether the scheduler will feed nothing more."""
         return self.stage in OVER
+
+    @property
+    def times(self) -> Times:
+        """When it got how far."""
+        return Times(
+            submitted_s=self.submitted_s, attached_s=self.attached_s, filled_s=self.filled_s,
+            first_token_s=self.first_token_s, ended_s=self.ended_s,
+        )  # fmt: skip
 
     @property
     def generated_tokens(self) -> int:
@@ -86,6 +98,7 @@ class TurnTicket:
     def take_over(self, source: Usage, state_tokens: int = 0) -> None:
         """The engine got some positions of the prompt from a cache, behind a state of `state_tokens`; what the first
         stay says is what the client is told."""
+        self.filled_s = self.filled_s or time.monotonic()
         if self._prompt_usage is None:
             self._prompt_usage, self.state_tokens = source, state_tokens
             self.prefilled_tokens = source.cached_tokens
@@ -102,12 +115,14 @@ class TurnTicket:
         if self.stage == "prefilling":
             self._advance(result.prefilled)
         if result.ids:
+            if not self.ids:
+                self.first_token_s = time.monotonic()
             self.ids += result.ids
         elif self.ids and result.finish is None:
             return True
         self.drafted_tokens += result.drafted
         if result.finish is not None:
-            self.stage = "writing"
+            self.stage, self.ended_s = "writing", time.monotonic()
         elif not self._results and self._told and self._take is not None and self._take(result):
             return True
         self._results.append(result if self._told else self._with_usage(result))
@@ -125,6 +140,7 @@ class TurnTicket:
     def fail(self, error: RequestError) -> None:
         """End with `error`, which the reader meets after the results before it."""
         self.stage, self.failed = "writing", True
+        self.ended_s = self.ended_s or time.monotonic()
         self._error = error
         self._wake()
 
@@ -134,6 +150,7 @@ class TurnTicket:
             return
         self._used_tokens = used_tokens
         self._on_leave(self, reason)
+        self.ended_s = self.ended_s or time.monotonic()
         self.stage = "gone"
         self._results.clear()
         self._wake()

@@ -7,9 +7,9 @@ imported from here; the modules divide it by what it speaks of: turns, steps, ca
 from dsuf.types.cache import CacheLayout, Extent, SessionState
 from dsuf.types.engine import Engine, EngineFacts
 from dsuf.types.step import Finish, PrefillRange, StepPlan, StepResult, Usage
-from dsuf.types.turn import Event, Prompt, Sampling, Span, Submit, Ticket, Turn
+from dsuf.types.turn import Event, Prompt, Sampling, Span, Submit, Ticket, Times, Turn
 
 __all__ = [
     "CacheLayout", "Engine", "EngineFacts", "Event", "Extent", "Finish", "PrefillRange", "Prompt", "Sampling",
-    "SessionState", "Span", "StepPlan", "StepResult", "Submit", "Ticket", "Turn", "Usage",
+    "SessionState", "Span", "StepPlan", "StepResult", "Submit", "Ticket", "Times", "Turn", "Usage",
 ]  # fmt: skip

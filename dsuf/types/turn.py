@@ -54,6 +54,20 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
 
 
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """When a turn got how far, in seconds of the monotonic clock; None where it has not.
+
+    It was submitted, got its place in an engine for the first time, had its cache filled there as far as one was kept,
+    gave its first token, and was computed to its end (or failed, or was left).
+    """
+
+    submitted_s: float
+    attached_s: float | None = None
+    filled_s: float | None = None
+    first_token_s: float | None = None
+    ended_s: float | None = None
+
+
 class Event(msgspec.Struct, frozen=True):
     """One event of a reply in the client's protocol: the SSE event name (None where there is none) and its JSON."""
 
@@ -65,6 +79,10 @@ class Ticket(Protocol):
     """A submitted turn as its reader sees it: an iterator of results; one with `finish` or a `RequestError` ends it."""
 
     turn: Turn
+
+    @property
+    def times(self) -> Times:
+        """When it got how far."""
 
     def __aiter__(self) -> AsyncIterator[StepResult]:
         """Results in order. Results with no ids report prefill progress."""

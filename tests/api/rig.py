@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +15,11 @@ import aiohttp
 from aiohttp import web
 
 from dsuf.api.connection import ApiRunner
+from dsuf.api.keyring import Key, Keyring
 from dsuf.api.parts import Parts, Readiness, Settings
 from dsuf.api.server import build_app
 from dsuf.recipe.vocabulary import Vocabulary
-from dsuf.types import EngineFacts, StepResult, Turn
+from dsuf.types import EngineFacts, StepResult, Times, Turn
 
 MODEL = "deepseek-flash"
 CONTEXT_TOKENS = 1_048_576
@@ -39,6 +41,11 @@ class ScriptedTicket:
         self.iterated = 0
         self.take: Callable[[StepResult], bool] | None = None
         self.ended = False
+        self.submitted_s = time.monotonic()
+
+    @property
+    def times(self) -> Times:
+        return Times(submitted_s=self.submitted_s, attached_s=self.submitted_s + 0.001)
 
     async def __aiter__(self) -> AsyncIterator[StepResult]:
         for step in self.script:
@@ -140,7 +147,7 @@ class CountingMetrics:
 
 @dataclass
 class Rig:
-    """A running server and everything around it."""
+    """A running server and everything around it; `keys` can be changed."""
 
     url: str
     port: int
@@ -149,6 +156,7 @@ class Rig:
     status: FakeStatus
     metrics: CountingMetrics
     vocabulary: Vocabulary
+    keys: Keyring
 
     def play(self, *pieces: str | Sequence[int], finish: str = "stop", prefilled: bool = False) -> None:
         """Answer every turn with `pieces`, one a step."""
@@ -187,16 +195,22 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 message_body = chat_body
 
 
+def as_key(key: str | Key) -> Key:
+    """A key without bounds, where only its text is given."""
+    return key if isinstance(key, Key) else Key(text=key)
+
+
 @contextlib.asynccontextmanager
 async def serve(vocabulary: Vocabulary, **settings: Any) -> AsyncIterator[Rig]:
     """Run the application on a free port of the loopback interface."""
     submit, status, metrics = ScriptedSubmit(), FakeStatus(), CountingMetrics()
+    keys = Keyring([as_key(key) for key in settings.pop("keys", ())], settings.pop("admin_keys", ()))
     facts = EngineFacts(
         name="scripted", device="none", context_tokens=CONTEXT_TOKENS, max_turns=64, vocabulary=vocabulary.size,
         eos_id=vocabulary.eos_id,
     )  # fmt: skip
     parts = Parts(
-        submit=submit, vocabulary=vocabulary, facts=facts, status=status, metrics=metrics,
+        submit=submit, vocabulary=vocabulary, facts=facts, status=status, metrics=metrics, keys=keys,
         settings=Settings(**({"context_tokens": CONTEXT_TOKENS} | settings)),
     )  # fmt: skip
     runner = ApiRunner(build_app(parts), shutdown_s=1.0)
@@ -207,7 +221,7 @@ async def serve(vocabulary: Vocabulary, **settings: Any) -> AsyncIterator[Rig]:
     timeout = aiohttp.ClientTimeout(total=20)
     try:
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as client:
-            yield Rig(f"http://127.0.0.1:{port}", port, client, submit, status, metrics, vocabulary)
+            yield Rig(f"http://127.0.0.1:{port}", port, client, submit, status, metrics, vocabulary, keys)
     finally:
         await runner.cleanup()
 

@@ -96,19 +96,6 @@ async def test_metrics_version_and_facts(rig: Rig) -> None:
     assert facts["constrained_decoding"] is False
 
 
-@pytest.mark.parametrize(
-    ("path", "feature"),
-    [
-        ("/v1/responses", "Responses"), ("/responses", "Responses"), ("/v1/completions", "raw text completion"),
-        ("/completions", "raw text completion"), ("/beta/completions", "raw text completion"),
-    ],
-)  # fmt: skip
-async def test_endpoints_not_served_yet(rig: Rig, path: str, feature: str) -> None:
-    response = await rig.post(path, {"model": MODEL, "input": "x"})
-    error = (await response.json())["error"]
-    assert response.status == 400 and error["code"] == "unsupported_feature" and feature in error["message"]
-
-
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
 @pytest.mark.parametrize(
     "path", ["/files", "/v1/files", "/v1/files/abc", "/page", "/index.html", "/v1/chat", "/%ff%00x"]

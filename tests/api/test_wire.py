@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from dsuf.api.auth import authenticate, make_salt
 from dsuf.api.exchange import choose_request_id
+from dsuf.api.keyring import Key, Keyring, make_salt
 from dsuf.api.wire import read_chat, read_messages
 from dsuf.errors import AuthenticationFailed
 
@@ -87,12 +87,17 @@ def test_request_ids_that_are_replaced(sent: str | None) -> None:
 
 
 def test_keys() -> None:
-    assert authenticate({}, ()) == "" and authenticate({"x-api-key": "anything"}, ()) == ""
-    tenant = authenticate({"x-api-key": "k"}, ("j", "k"))
-    assert tenant == authenticate({"Authorization": "bearer  k"}, ("k",)) != "k"
+    ring = Keyring([Key(text="j"), Key(text="k")])
+    assert Keyring().authenticate({"x-api-key": "anything"}) is None and not Keyring().asked
+    for headers in (
+        {"x-api-key": "k"},
+        {"Authorization": "bearer  k"},
+        {"Authorization": "Bearer k", "x-api-key": "x"},
+    ):
+        assert ring.authenticate(headers) == Key(text="k")
     for headers in ({}, {"x-api-key": "K"}, {"Authorization": "k"}, {"Authorization": "Bearer x", "x-api-key": "k"}):
         with pytest.raises(AuthenticationFailed):
-            authenticate(headers, ("k",))
+            ring.authenticate(headers)
 
 
 def test_salts() -> None:
@@ -110,3 +115,19 @@ def test_output_other_than_text_is_refused(modalities: object) -> None:
     refusal = read_chat(json.dumps({"messages": [USER], "modalities": modalities}).encode()).refusal
     assert refusal is not None and refusal.param == "modalities"
     assert read_chat(json.dumps({"messages": [USER], "modalities": "text"}).encode()).refusal is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "user"),
+    [
+        ({"user_id": "a"}, "a"),
+        ({"metadata": {"user_id": "b"}}, "b"),
+        ({"user_id": "a", "metadata": {"user_id": "b"}}, "a"),
+        ({"metadata": {"user_id": 5}}, ""),
+        ({"metadata": "b"}, ""),
+        ({"metadata": None, "user_id": None}, ""),
+    ],
+)
+def test_whose_prefixes_they_are(fields: dict[str, Any], user: str) -> None:
+    body = json.dumps({"messages": [USER], **fields}).encode()
+    assert read_chat(body).user == read_messages(body).user == user

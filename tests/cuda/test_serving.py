@@ -2,14 +2,19 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dsuf.repro.command import make_body
+from dsuf.repro.connection import Server, read_base_url
+from dsuf.repro.figures import read_run
 from tests.kernels.gpu import missing
 from tests.node import test_sessions as sessions
 from tests.node.process import Process, serving
 
+PAGE = Path(__file__).parents[2] / "bench" / "nano" / "data" / "tetris.html"
 TEXTS = [" ".join(f"word {number * size}" for number in range(size)) for size in (1, 20, 90, 150)]
 
 
@@ -54,3 +59,18 @@ def test_a_session() -> None:
         messages += [{"role": "assistant", "content": text or "No."}, {"role": "user", "content": "Why?"}]
         _, details, _ = sessions.ask(server, messages, **thinking)
     assert details["cached_tokens"] == length - 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("drafts", "least"), [(5, 5.9), (0, 1.0)])
+def test_the_shipped_model(drafts: int, least: float) -> None:
+    """Its documented page, byte by byte, with nearly every draft kept."""
+    if reason := missing():
+        pytest.skip(f"the shipped model was not served by the CUDA engine: {reason}")
+    body = make_body("deepseek-flash", thinks=False, plain=False, max_tokens=4000)
+    with serving("--engine", "cuda", "--drafts", str(drafts)) as server:
+        reply = Server(base=read_base_url(f"{server.url}/v1")).stream(body, 120.0)
+    assert reply.text == PAGE.read_text().rstrip("\n")
+    run = read_run(reply)
+    assert run.steps_told and run.accepted_tokens_per_step is not None
+    assert least <= run.accepted_tokens_per_step < drafts + 1.01

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.nano.interview import Ids, Interview, Question, Reply, Start, follows, measure_shared
+from bench.nano.interview import ONE_TOKEN, Ids, Interview, Question, Reply, Start, follows, measure_shared
 from dsuf.checkpoint.synthetic import write_synthetic
 from dsuf.reference.engine import ReferenceEngine
 from dsuf.reference.loader import load_draft, load_model
 from dsuf.reference.model import Model, PrefillMode
+from dsuf.reference.pages import PAGE_TOKENS
 from dsuf.reference.speculate import HeadDrafter
 from dsuf.types import PrefillRange, Prompt, Sampling, StepPlan, Turn
 from tests.reference.conftest import TINY, small_config
@@ -43,7 +44,7 @@ def draw_ids(count: int, seed: int) -> Ids:
 
 
 async def ask(engine: ReferenceEngine, questions: Sequence[Question], start: Start, drafts: int = 5) -> list[Reply]:
-    return [reply async for reply in Interview(engine, drafts).ask_all(questions, start)]
+    return [reply async for reply in Interview(engine, drafts).ask_all(questions, [start])]
 
 
 def ask_alone(engine: ReferenceEngine, question: Question) -> Ids:
@@ -78,6 +79,27 @@ async def test_host_copies(parts: tuple[Model, HeadDrafter]) -> None:
     assert [r.ids for r in await ask(engine, questions, "state")] == [ask_alone(engine, q) for q in questions]
     replaying = make_engine(parts, "replay")
     assert {len(reply.ids) for reply in await ask(replaying, questions, "pages")} == {12}
+
+
+@pytest.mark.parametrize("text_tokens", [200, 256, 300])
+async def test_starts_that_share_a_text(engine: ReferenceEngine, text_tokens: int) -> None:
+    """One reading serves all: the copy of a turn that is forked and ended is, to the byte, that of one read alone."""
+    text = draw_ids(text_tokens, 1)
+    questions = [Question(text + draw_ids(20, 2 + n), (), GREEDY) for n in range(2)]
+    starts: list[Start] = ["cold", "state", "pages"] if engine.layout.replay_tokens else ["cold", "state"]
+    together = [reply.ids async for reply in Interview(engine, 5).ask_all(questions, starts)]
+    assert together == [reply.ids for start in starts for reply in await ask(engine, questions, start)]
+    reader = Interview(engine, 5)
+    base, copy = await reader._read(questions, ["cold", "state"])
+    alone = reader._open(text, ONE_TOKEN)
+    await reader._prefill(alone, 0, len(text))
+    own = await reader._keep(alone)
+    assert copy is not None and (copy.length, copy.state) == (own.length, own.state)
+    whole = len(text) // PAGE_TOKENS  # behind the text a page has what was there before
+    assert copy.pages[:whole] == own.pages[:whole]
+    for name in (base, alone):
+        reader._close(name or "")
+    assert engine.counters()["turns"] == 0
 
 
 async def test_conversation_goes_on_from_its_own_turns(parts: tuple[Model, HeadDrafter]) -> None:

@@ -1,12 +1,14 @@
 """The measuring of a checkpoint, in processes, on a random model whose own replies are the true answers."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from bench.nano.measure import Examiner, collect, describe_faults, measure
+from bench.nano.measure import Examiner, measure
+from bench.nano.outcomes import Outcome, Record, collect, describe_faults
 from bench.nano.trials import Trial, plan_trials
 from dsuf.checkpoint.synthetic import write_synthetic
 from tests.nano.test_interview import draw_ids
@@ -34,7 +36,7 @@ def make_checks(checkpoint: Path) -> list[Asked]:
 def test_processes_give_what_one_gives(checkpoint: Path) -> None:
     """The same outcomes from two processes as from this one; every trial's are there, and none is right by chance."""
     trials = plan_trials(make_checks(checkpoint), 1, ["exact", "replay", "resume"])
-    outcomes = measure(trials, checkpoint, jobs=2, limit_s=60)
+    outcomes = measure(trials, checkpoint, jobs=2, limit_s=60, record=Record(None, checkpoint))
     examiner = Examiner(checkpoint, 500)
     alone = [outcome for trial in trials for outcome in examiner.run(trial)]
 
@@ -61,7 +63,7 @@ def test_right_and_wrong_replies(checkpoint: Path) -> None:
     answers = [ids[: ids.index(said[0][2])] if said[0][2] in ids else ids for ids in said]
     own = [q._replace(answer=answer) for q, answer in zip(trial.questions, answers, strict=True)]
     own[2] = own[2]._replace(answer=(9, 9, 9))
-    outcomes = examiner.run(Trial(trial.kind, trial.way, trial.thinking, tuple(own)))
+    outcomes = examiner.run(Trial(trial.kind, trial.ways, trial.thinking, tuple(own)))
     assert outcomes[0].marks.right
     assert not outcomes[2].marks.right
     assert collect(outcomes)[0]["right"] == 1 + outcomes[1].marks.right
@@ -70,8 +72,20 @@ def test_right_and_wrong_replies(checkpoint: Path) -> None:
     assert all(text.startswith("needle.128 exact") for text in told)
 
 
-def test_time_limit(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is not done in time is left out, and said."""
-    trials = plan_trials(make_checks(checkpoint), 1, ["exact"])
-    assert measure(trials, checkpoint, jobs=1, limit_s=0.0) == []
+def test_a_run_that_was_cut_goes_on(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not done in time is left out, and said; what the record has is taken from it, and nothing else."""
+    trials = plan_trials(make_checks(checkpoint), 1, ["exact", "replay"])
+    path = tmp_path / "record"
+    assert measure(trials, checkpoint, jobs=1, limit_s=0.0, record=Record(path, checkpoint)) == []
+    assert "2 trials left out" in capsys.readouterr().out
+    outcomes = Examiner(checkpoint, 500).run(trials[1])
+    Record(path, checkpoint).add(trials[1], outcomes)
+    path.write_bytes(path.read_bytes() + path.read_bytes()[:100])  # cut in the midst of a line
+    assert Record(path, checkpoint).load(trials) == {trials[1]: outcomes}
+    assert measure(trials, checkpoint, jobs=1, limit_s=0.0, record=Record(path, checkpoint)) == outcomes
     assert "1 trials left out" in capsys.readouterr().out
+    other = tmp_path / "other"
+    shutil.copytree(checkpoint, other)
+    (other / "config.json").write_text((checkpoint / "config.json").read_text() + " ")
+    assert Record(path, other).load(trials) == {}
+    assert all(isinstance(outcome, Outcome) and outcome.commit for outcome in outcomes)

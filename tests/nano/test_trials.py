@@ -6,8 +6,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 
+from bench.nano.data.checks import list_kinds
 from bench.nano.interview import Ids, Reply
-from bench.nano.trials import Trial, judge, plan_trials
+from bench.nano.trials import RANKS, Trial, judge, plan_trials
 
 EOS, THINK_END = 1, 2
 
@@ -38,9 +39,9 @@ def test_questions_about_one_text_are_one_trial() -> None:
     other = tuple(range(400, 700))
     checks = [Asked("needle.128", False, (*text, n), (7, EOS)) for text in (TEXT, other) for n in range(3)]
     trials = plan_trials(checks, EOS)
-    assert [(trial.way, len(trial.questions)) for trial in trials] == [
-        (way, 3) for _ in range(2) for way in ("replay", "resume", "pages", "exact")
-    ]
+    assert [(trial.ways, len(trial.questions)) for trial in trials] == [
+        (ways, 3) for _ in range(2) for ways in (("replay", "resume", "pages"), ("exact",))
+    ]  # what shares its prefill is one trial, too
     assert trials[0].questions[0].answer == (7,)
     assert trials[0].questions[0].sampling.temperature == 0
 
@@ -49,8 +50,8 @@ def test_conversations_are_one_trial() -> None:
     """A turn that goes on behind the true reply belongs to the one before; a new conversation does not."""
     first = Asked("needle.turns.128", False, TEXT, (7, EOS))
     second = Asked("needle.turns.128", False, (*TEXT, 7, EOS, 5), (8, EOS))
-    trials = plan_trials([first, second, first, second], EOS, ["resume"])
-    assert [len(trial.questions) for trial in trials] == [2, 2]
+    trials = plan_trials([first, second, first, second], EOS, ["replay", "resume"])
+    assert [(trial.ways, len(trial.questions)) for trial in trials] == 2 * [(("replay",), 2), (("resume",), 2)]
 
 
 def test_questions_of_their_own() -> None:
@@ -59,7 +60,7 @@ def test_questions_of_their_own() -> None:
     assert [len(trial.questions) for trial in plan_trials(checks, EOS, ["replay"])] == [1, 1]
     drawn = plan_trials([Asked("tetris", True, TEXT, (7, EOS))], EOS)
     samplings = [question.sampling for trial in drawn for question in trial.questions]
-    assert {trial.way for trial in drawn} == {"replay"}
+    assert {trial.ways for trial in drawn} == {("replay",)}
     assert len({sampling.seed for sampling in samplings}) == 10
     assert {sampling.temperature for sampling in samplings} == {1.0}
 
@@ -95,3 +96,15 @@ def test_cost_counts_a_shared_text_once() -> None:
 
     assert cost(2, "replay") < 2 * cost(1, "replay")
     assert cost(1, "exact") > cost(1, "replay")
+
+
+def test_what_a_checkpoint_must_do_goes_first() -> None:
+    """Figures that are only told come behind, whatever they cost; every rank has kinds that exist."""
+    kinds = ["repeat", "needle.32768", "tetris.thinking", "tool.short.thinking", "needle.512", "memorised.variant"]
+    ranks = {kind: plan_trials([Asked(kind, False, TEXT, (7, EOS))], EOS)[0].rank for kind in kinds}
+    assert ranks["needle.512"] == ranks["tetris.thinking"] == 0
+    assert ranks["needle.32768"] == ranks["tool.short.thinking"] == 1
+    assert ranks["repeat"] == ranks["memorised.variant"] == 2
+    short = plan_trials([Asked("tool.short", False, TEXT, (7, EOS))], EOS)
+    assert [(trial.ways, trial.rank) for trial in short] == [(("replay",), 0), (("exact",), 1)]
+    assert {kind for rank in RANKS for kind in rank} <= set(list_kinds())

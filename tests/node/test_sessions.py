@@ -10,11 +10,13 @@ from tests.node.process import Process, serving
 QUESTION = "Name seven rivers and say where each of them begins. " * 8
 
 
-def ask(server: Process, messages: list[dict[str, str]], **fields: object) -> tuple[str, dict[str, int], int]:
+def ask(
+    server: Process, messages: list[dict[str, str]], key: str = "any", **fields: object
+) -> tuple[str, dict[str, int], int]:
     """The greedy answer, the details of the prompt's tokens, and their number, which the details add up to."""
     body: dict[str, Any] = {"model": "deepseek-flash", "messages": messages, "temperature": 0, "max_tokens": 24}
     body |= {"thinking": {"type": "disabled"}} | fields
-    url, headers = f"{server.url}/v1/chat/completions", {"content-type": "application/json"}
+    url, headers = f"{server.url}/v1/chat/completions", {"content-type": "application/json", "x-api-key": key}
     with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=120) as reply:
         answer = json.load(reply)
     usage = answer["usage"]

@@ -3,7 +3,8 @@
 import prometheus_client.parser
 import pytest
 
-from dsuf.observe.metrics import VLLM_NAMES, Load, Metrics
+from dsuf.observe.aliases import SGLANG_NAMES, VLLM_NAMES, Rate
+from dsuf.observe.metrics import Load, Metrics
 from dsuf.types import Usage
 
 
@@ -39,7 +40,7 @@ def test_all_names_that_dashboards_query_are_there() -> None:
     metrics.finish_turn("stop", Usage(), 0.1)
     metrics.count_drafts(5, 1)
     names = {name for name, _ in read(metrics)}
-    for alias in VLLM_NAMES.values():
+    for alias in (*VLLM_NAMES.values(), *SGLANG_NAMES.values(), "sglang:cache_hit_rate", "sglang:gen_throughput"):
         assert names & {alias, f"{alias}_total", f"{alias}_count"}, alias
     assert not [name for name in names if name.endswith("_created")]
 
@@ -53,6 +54,31 @@ def test_gauges_are_read_when_asked_for() -> None:
     assert samples["vllm:num_requests_running", ("m",)] == 3
     assert samples["vllm:num_requests_waiting", ("m",)] == 2
     assert samples["vllm:kv_cache_usage_perc", ("m",)] == 0.5
+
+
+def test_the_rate_of_tokens_is_that_since_it_was_read() -> None:
+    now_s = 10.0
+    rate = Rate(lambda: now_s)
+    rate.add(30)
+    assert rate.read() == 0.0, "not a second has passed"
+    now_s += 2.0
+    assert rate.read() == 15.0
+    now_s += 0.5
+    rate.add(8)
+    assert rate.read() == 15.0
+    now_s += 1.5
+    assert rate.read() == 4.0
+    now_s += 4.0
+    assert rate.read() == 0.0
+
+
+def test_what_other_servers_call_it() -> None:
+    metrics = Metrics("m")
+    metrics.watch_load(lambda: Load(running=3, waiting=2, cache_usage=0.5))
+    metrics.finish_turn("stop", Usage(device_tokens=25, computed_tokens=75), 0.1)
+    samples = read(metrics)
+    expected = {"num_running_reqs": 3, "num_queue_reqs": 2, "token_usage": 0.5, "cache_hit_rate": 0.25}
+    assert {name: samples[f"sglang:{name}", ("m",)] for name in expected} == expected
 
 
 def test_token_times_are_shared_among_tokens_that_came_together() -> None:

@@ -5,8 +5,9 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from dsuf.recipe.conversion import Protocol
 from dsuf.recipe.reader import Reader
-from dsuf.recipe.render import Limits, Protocol, render
+from dsuf.recipe.render import Limits, render
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import Event, Finish, Usage
 
@@ -15,6 +16,7 @@ SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}, "n": {"ty
 TOOLS: dict[Protocol, list[dict[str, Any]]] = {
     "chat": [{"type": "function", "function": {"name": "read", "parameters": SCHEMA}}],
     "messages": [{"name": "read", "input_schema": SCHEMA}],
+    "responses": [{"type": "function", "name": "read", "parameters": SCHEMA}],
 }
 
 
@@ -36,6 +38,8 @@ def block(*invokes: str) -> str:
 
 CALL = block(invoke(parameter("path", "/etc/hosts")))
 TWO_CALLS = block(invoke(parameter("path", 'a < b</p> "q" 世界')), invoke(parameter("n", "5", string=False)))
+ASKS = {"chat": "messages", "messages": "messages", "responses": "input", "completions": "prompt"}
+"""The field that holds what is asked."""
 REPLIES = {
     "answer": "Hm, a greeting.</think>Hello there,\n  世界 👋🏽 <b>!",
     "call": "I look.</think>Let me see." + CALL,
@@ -55,8 +59,10 @@ REPLIES = {
 
 def open_reader(vocabulary: Vocabulary, protocol: Protocol = "chat", *, tools: bool = True, **fields: Any) -> Reader:
     """A reader for a small request with `fields`."""
-    body = {"model": "deepseek-flash", "messages": [{"role": "user", "content": "Hi"}]} | fields
-    if tools:
+    body = {"model": "deepseek-flash", ASKS[protocol]: [{"role": "user", "content": "Hi"}]} | fields
+    if protocol == "completions":
+        body["prompt"] = "Hi"
+    elif tools:
         body["tools"] = TOOLS[protocol]
     return render(protocol, json.dumps(body).encode(), vocabulary, LIMITS).open_reader("id-1", vocabulary)
 
@@ -93,7 +99,7 @@ def encode_finely(vocabulary: Vocabulary, text: str) -> list[int]:
 
 
 def join(events: list[Event]) -> dict[str, Any]:
-    """What a client makes of the events, in a form that is the same for both protocols."""
+    """What a client makes of the events, in a form that is the same for all protocols."""
     objects = [json.loads(event.data) for event in events]
     reply: dict[str, Any] = {"reasoning": "", "content": "", "calls": [], "end": None, "tokens": 0}
     for name, text in _texts(objects, reply):
@@ -105,7 +111,13 @@ def join(events: list[Event]) -> dict[str, Any]:
 def _texts(objects: list[dict[str, Any]], reply: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Pieces of text; calls, end and tokens go into `reply`."""
     for item in objects:
-        if "choices" in item:
+        if item.get("object") == "text_completion":
+            yield "content", item["choices"][0]["text"]
+            reply["end"] = item["choices"][0]["finish_reason"]
+            reply["tokens"] = (item["usage"] or {}).get("completion_tokens", 0)
+        elif item.get("type", "").startswith("response."):
+            yield from _response_texts(item, reply)
+        elif "choices" in item:
             delta = item["choices"][0]["delta"]
             yield "reasoning", delta.get("reasoning_content") or ""
             yield "content", delta.get("content") or ""
@@ -125,3 +137,18 @@ def _texts(objects: list[dict[str, Any]], reply: dict[str, Any]) -> Iterator[tup
                 reply["calls"][-1][1] += delta["partial_json"]
         elif item["type"] == "message_delta":
             reply["end"], reply["tokens"] = item["delta"]["stop_reason"], item["usage"]["output_tokens"]
+
+
+def _response_texts(item: dict[str, Any], reply: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The same of one event of Responses."""
+    kind = item["type"].removeprefix("response.")
+    if kind in ("reasoning_text.delta", "output_text.delta"):
+        yield "reasoning" if kind.startswith("reasoning") else "content", item["delta"]
+    elif kind == "output_item.added" and item["item"]["type"] == "function_call":
+        reply["calls"].append([item["item"]["name"], ""])
+    elif kind == "function_call_arguments.delta":
+        reply["calls"][-1][1] += item["delta"]
+    elif kind in ("completed", "incomplete"):
+        reply["tokens"] = item["response"]["usage"]["output_tokens"]
+        ended = "tool_calls" if reply["calls"] else "stop"
+        reply["end"] = "length" if item["response"]["incomplete_details"] else ended

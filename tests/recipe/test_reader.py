@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dsuf.recipe.render import Protocol
+from dsuf.recipe.conversion import Protocol
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import Usage
 from tests.recipe.replies import (
@@ -24,7 +24,7 @@ from tests.recipe.replies import (
     read_text,
 )
 
-PROTOCOLS: list[Protocol] = ["chat", "messages"]
+PROTOCOLS: list[Protocol] = ["chat", "messages", "responses"]
 HOSTS = ("read", '{"path": "/etc/hosts"}')
 # reasoning, content, calls, chat's reason for the end: the library's behaviour, which is the contract
 EXPECTED: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
@@ -41,6 +41,7 @@ EXPECTED: dict[str, tuple[str, str, list[tuple[str, str]], str]] = {
     "broken between good": ("Hm.", "", [("read", '{"path": "1"}'), ("read", '{"path": "2"}')], "tool_calls"),
     "text behind the block": ("Hm.", "So.", [HOSTS], "tool_calls"),
 }
+ITEMS = ("reasoning", "message", "function_call")
 MESSAGES_ENDS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
 
@@ -52,7 +53,7 @@ def test_what_a_client_gets(vocabulary: Vocabulary, name: str, protocol: Protoco
     tokens = len(vocabulary.encode(REPLIES[name]))
     assert reply == {
         "reasoning": reasoning, "content": content, "calls": calls, "tokens": tokens,
-        "end": end if protocol == "chat" else MESSAGES_ENDS[end],
+        "end": MESSAGES_ENDS[end] if protocol == "messages" else end,
     }  # fmt: skip
 
 
@@ -100,7 +101,7 @@ def test_truncation_at_every_token(vocabulary: Vocabulary, name: str, protocol: 
     for length in range(len(ids)):
         reader = open_reader(vocabulary, protocol)
         reply = join(read(reader, [ids[:length]], "length"))
-        assert reply["end"] == ("length" if protocol == "chat" else "max_tokens")
+        assert reply["end"] == ("max_tokens" if protocol == "messages" else "length")
         assert reply["tokens"] == reader.completion_tokens == length
         assert not any(mark in reply["reasoning"] + reply["content"] for mark in ("DSML", "</think>"))
         if length <= reasoned:
@@ -161,6 +162,12 @@ def test_the_fold_holds_what_the_events_hold(vocabulary: Vocabulary, name: str, 
         calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls") or []]
         assert (*texts, calls) == (reply["reasoning"], reply["content"], reply["calls"])
         assert whole["choices"][0]["finish_reason"] == reply["end"] == reader.finish_reason
+    elif protocol == "responses":
+        items = {kind: [item for item in whole["output"] if item["type"] == kind] for kind in ITEMS}
+        texts = ["".join(part["text"] for item in items[kind] for part in item["content"]) for kind in ITEMS[:2]]
+        assert texts == [reply["reasoning"], reply["content"]]
+        assert [(item["name"], item["arguments"]) for item in items["function_call"]] == reply["calls"]
+        assert whole["usage"]["output_tokens"] == reply["tokens"] and reader.finish_reason == reply["end"]
     else:
         content = whole["content"]
         assert "".join(b["text"] for b in content if b["type"] == "text") == reply["content"]

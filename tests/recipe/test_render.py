@@ -8,8 +8,9 @@ import pytest
 
 from dsuf.checkpoint.vocabulary_cut import cut_tokenizer
 from dsuf.errors import CheckpointError, InvalidRequest, UnsupportedFeature
+from dsuf.recipe.conversion import ConversionRefused
 from dsuf.recipe.names import SERVED_NAMES
-from dsuf.recipe.render import ConversionRefused, Limits, Rendered, count_prompt, render
+from dsuf.recipe.render import Limits, Rendered, count_prompt, render
 from dsuf.recipe.vocabulary import Vocabulary, load_vocabulary, parse_vocabulary
 from tests.recipe.replies import LIMITS, REPLIES, join, open_reader, read
 
@@ -84,7 +85,7 @@ def test_too_long(vocabulary: Vocabulary) -> None:
 def test_a_hopeless_prompt_is_refused_before_it_is_encoded(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsuf.recipe.render._encode", lambda *_: pytest.fail("was encoded"))
+    monkeypatch.setattr("dsuf.recipe.conversion.Conversion.encode", lambda *_: pytest.fail("was encoded"))
     messages = [{"role": "user", "content": "x" * (101 * vocabulary.longest_token)}]
     for fields in ({}, {"max_tokens": 5}):
         with pytest.raises(ConversionRefused, match="maximum context length is 100 tokens"):

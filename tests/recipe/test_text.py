@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dsuf.recipe.render import Protocol, render
+from dsuf.recipe.conversion import Protocol
+from dsuf.recipe.render import render
 from dsuf.recipe.vocabulary import Vocabulary
 from tests.recipe.replies import LIMITS, cut, join, open_reader, read
 

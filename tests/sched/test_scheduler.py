@@ -289,7 +289,7 @@ async def test_a_reply_that_was_complete_early_is_not_counted_as_left() -> None:
 
 
 async def test_tokens_behind_a_stop_string_are_not_counted(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "dsuf")
+    caplog.set_level(logging.DEBUG, "dsuf")
     async with serving(make_engine(Rule(reply="x" * 50, tokens_per_step=8))) as scheduler:
         ticket = scheduler.submit(make_turn("a"))
         steps = aiter(ticket)

@@ -1,0 +1,111 @@
+"""A request body as the library reads it, with its two kinds of error made one."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import deepseek_recipe
+from deepseek_recipe import (
+    ChatCompletionChunkGenerator,
+    ChatCompletionRequest,
+    ConversationRequest,
+    MessagesRequest,
+    ParsingOptions,
+    ResponsesRequest,
+)
+
+from dsuf.errors import EngineFailed, InvalidRequest
+from dsuf.recipe.forms import Form, MessagesForm, ResponsesForm
+from dsuf.recipe.names import FOREIGN_PREFIX, conversion_options
+from dsuf.recipe.vocabulary import Vocabulary
+
+Protocol = Literal["chat", "messages", "responses", "completions"]
+Generate = Callable[[str], Any]
+"""From the id of a reply to what the library writes its events with."""
+
+Convert = Callable[[bytes, Vocabulary], "Conversion"]
+"""From a body of a protocol to what is asked for; raises what the library raises."""
+
+_NAME_LIMIT = 128  # characters of a name that is not in the table: it goes into replies and logs
+
+
+class ConversionRefused(InvalidRequest):
+    """The library refused the request. `body` is its reply, in the OpenAI form, ready to send."""
+
+    def __init__(self, message: str, *, body: str) -> None:
+        super().__init__(message)
+        self.body = body
+
+
+class Conversion:
+    """What the library made of a body: the conversation and its options, and how the one reply will be written."""
+
+    def __init__(self, model: str, request: ConversationRequest, form: Form, generate: Generate) -> None:
+        self.model, self.request = model, request
+        self.form, self.generate = form, generate
+
+    @property
+    def options(self) -> ParsingOptions:
+        """How the reply is read."""
+        return self.request.parsing_options
+
+    @property
+    def top_p(self) -> float | None:
+        """The resolved `top_p`."""
+        return self.request.inference_options.top_p
+
+    def count_characters(self, vocabulary: Vocabulary) -> int:
+        """Length of the prompt's text, which takes far less time to know than its ids."""
+        return len(vocabulary.encoding.render_conversation(self.request.conversation).prompt)
+
+    def encode(self, vocabulary: Vocabulary) -> list[int]:
+        """The prompt's ids. Special tokens come from the renderer alone, never from the text of a message."""
+        try:
+            return vocabulary.encoding.encode(self.request.conversation)
+        except RuntimeError as error:
+            raise EngineFailed("the prompt could not be encoded") from error
+
+
+def read(convert: Convert, body: bytes, vocabulary: Vocabulary) -> Conversion:
+    """Have `convert` read `body`; raises `InvalidRequest` or `ConversionRefused`."""
+    try:
+        return convert(body, vocabulary)
+    except deepseek_recipe.ConversionError as error:
+        raise ConversionRefused(str(error), body=error.body) from error
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+
+
+def convert_chat(body: bytes, vocabulary: Vocabulary) -> Conversion:
+    """Chat Completions."""
+    incoming = ChatCompletionRequest(body)
+    model = incoming.model
+    request = incoming.convert(conversion_options(vocabulary.special_tokens))
+    return Conversion(model, request, Form(), partial(generate_chat, request, model))
+
+
+def convert_messages(body: bytes, vocabulary: Vocabulary) -> Conversion:
+    """Messages. A name that begins as those of Messages clients do is an alias, if it is not overlong."""
+    incoming = MessagesRequest(body)
+    model = incoming.model
+    foreign = model.startswith(FOREIGN_PREFIX) and len(model) <= _NAME_LIMIT
+    request = incoming.convert(conversion_options(vocabulary.special_tokens, *([model] if foreign else [])))
+    return Conversion(model, request, MessagesForm(), lambda id_: MessagesRequest.chunk_generator(request, id_, model))
+
+
+def convert_responses(body: bytes, vocabulary: Vocabulary) -> Conversion:
+    """Responses. What one repeats of its request is taken from it before conversion consumes it."""
+    incoming, options = ResponsesRequest(body), conversion_options(vocabulary.special_tokens)
+    model, echo, tools = incoming.model, incoming.echo(), incoming.namespace_tool_map(options)
+    request = incoming.convert(options)
+
+    def generate(reply_id: str) -> deepseek_recipe.ResponsesChunkGenerator:
+        generator = ResponsesRequest.chunk_generator(request, reply_id, model)
+        return generator.with_namespace_tool_map(tools).with_echo(echo)
+
+    return Conversion(model, request, ResponsesForm(), generate)
+
+
+def generate_chat(request: ConversationRequest, model: str, reply_id: str) -> ChatCompletionChunkGenerator:
+    """What writes the events of a chat."""
+    return ChatCompletionRequest.chunk_generator(request, reply_id, model)

@@ -26,7 +26,7 @@ from dsuf.recipe.reader import Reader
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import Prompt, Sampling
 
-_CONVERT: dict[Protocol, Convert] = {
+CONVERT: dict[Protocol, Convert] = {
     "chat": convert_chat, "messages": convert_messages, "responses": convert_responses,
     "completions": convert_completion,
 }  # fmt: skip
@@ -71,7 +71,7 @@ def render(protocol: Protocol, body: bytes, vocabulary: Vocabulary, limits: Limi
 
     Raises `InvalidRequest` (what the library says of it), `ConversionRefused` (with its reply) or `UnsupportedFeature`.
     """
-    conversion = read(_CONVERT[protocol], body, vocabulary)
+    conversion = read(CONVERT[protocol], body, vocabulary)
     request = conversion.request
     _refuse_unsupported(request)
     _refuse_hopeless(conversion, vocabulary, limits)
@@ -83,7 +83,7 @@ def render(protocol: Protocol, body: bytes, vocabulary: Vocabulary, limits: Limi
 
 def count_prompt(protocol: Protocol, body: bytes, vocabulary: Vocabulary) -> list[int]:
     """The ids that `body` renders to, whatever their number; raises as `render` does."""
-    conversion = read(_CONVERT[protocol], body, vocabulary)
+    conversion = read(CONVERT[protocol], body, vocabulary)
     _refuse_pictures(conversion.request)
     return conversion.encode(vocabulary)
 

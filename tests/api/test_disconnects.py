@@ -36,12 +36,13 @@ def script_for(stage: str, rig: Rig) -> None:
     [(stage, stream) for stage in ("queued", "prefilling", "decoding") for stream in (True, False)]
     + [("writing", True)],  # a whole reply is written when its turn is over
 )
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-async def test_leaving(
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"])
+async def test_pitfall_16_clients_that_leave(
     rig: Rig, caplog: pytest.LogCaptureFixture, path: str, stream: bool, stage: str, way: str
 ) -> None:
     script_for(stage, rig)
-    raw = await connect(rig.port, path, chat_body(stream=stream))
+    asked = {"input": "Say hi."} if path == "/v1/responses" else {"prompt": "Say"} if "chat" not in path else {}
+    raw = await connect(rig.port, path, chat_body(stream=stream) | asked)
     results = {"queued": 0, "prefilling": 1, "decoding": 2, "writing": 1}[stage]
     await until(lambda: bool(rig.submit.tickets) and rig.submit.last.given >= results)
     if stage == "writing":

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dsuf import __version__
+from dsuf.api import server
 from dsuf.recipe.names import SERVED_NAMES
 from dsuf.recipe.vocabulary import Vocabulary
 from tests.api.rig import MODEL, Rig, chat_body, connect, message_body, receive, serve
@@ -126,6 +127,24 @@ async def test_wrong_methods(rig: Rig, method: str, path: str, allow: str) -> No
     body = await response.json()
     assert response.status == 405 and response.headers["allow"] == allow
     assert body["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("route", server.ROUTES, ids=lambda route: route.path)
+async def test_every_path_of_every_route(rig: Rig, route: server.Route) -> None:
+    """Each alias leads to its route, with a slash more or less; the wrong method is told the right one, in JSON."""
+    wrong = "DELETE" if route.method == "POST" else "POST"
+    for path in (route.path, *route.aliases):
+        for spelt in {path, "/" + path, path + "/"}:
+            response = await rig.client.request(wrong, rig.url + spelt)
+            body = await response.json()
+            assert response.status == 405 and response.headers["allow"] == ", ".join(route.methods)
+            assert body["error"]["type"] == "invalid_request_error" and wrong in body["error"]["message"]
+            assert ("request_id" in body) == (route.dialect.protocol == "messages")
+            response = await rig.client.request(route.method, rig.url + spelt, data=b"{")
+            assert response.status in (200, 400), await response.text()
+            if response.status == 400:
+                assert (await response.json())["error"]["type"] == "invalid_request_error"
+    assert {endpoint for endpoint, _ in rig.metrics.responses} == {route.path}
 
 
 async def test_head(rig: Rig) -> None:

@@ -1,18 +1,25 @@
 """The published Python SDKs against a real server process, from prompt to reply. Their errors: `tests/api`."""
 
 import json
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import anthropic
 import openai
 import pytest
 
+from dsuf.checkpoint.forms import NANO
 from tests.clients import process, replies
 
 pytestmark = pytest.mark.clients
 
 MODEL = "deepseek-v4.1-flash"
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CHAT_TOOLS: list[Any] = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
+RESPONSE_TOOLS: list[Any] = [{"type": "function", "name": "weather", "parameters": WEATHER}]
+MESSAGE_TOOLS: list[Any] = [{"name": "weather", "input_schema": WEATHER}]
 CALL = replies.call("weather", {"city": "Łódź"})
 
 
@@ -22,6 +29,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     rules = [
         {"match": "Łódź?", "absent": "<tool_result>", "reasoning": "I ask.", "reply": CALL},
         {"match": "<tool_result>", "reasoning": "I see.", "reply": "It rains."},
+        {"match": "Once upon", "reply": " a time there was a king."},
         {"match": "Count", "reasoning": "", "reply": "one two three four five six seven eight nine ten"},
         {"reasoning": "A greeting.", "reply": "Hello, wide world."},
     ]
@@ -141,3 +149,117 @@ def test_messages_tool_round_trip(messages: anthropic.Anthropic) -> None:
     ]
     reply = ask()
     assert [block.text for block in reply.content if block.type == "text"] == ["It rains."]
+
+
+def test_messages_stream_helper_with_a_call(messages: anthropic.Anthropic) -> None:
+    """The helper's events build the call's input; the final message holds it whole."""
+    asked: list[Any] = [{"role": "user", "content": "Rain in Łódź?"}]
+    with messages.messages.stream(model=MODEL, max_tokens=500, messages=asked, tools=MESSAGE_TOOLS) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        final = stream.get_final_message()
+    assert json.loads("".join(pieces)) == final.content[-1].input == {"city": "Łódź"}  # type: ignore[union-attr]
+    assert final.stop_reason == "tool_use"
+
+
+def test_messages_count_tokens(messages: anthropic.Anthropic) -> None:
+    """What is counted beforehand is what the reply's usage says."""
+    asked: list[Any] = [{"role": "user", "content": "Hi"}]
+    counted = messages.messages.count_tokens(model=MODEL, messages=asked, tools=MESSAGE_TOOLS, system="Be brief.")
+    reply = messages.messages.create(
+        model=MODEL, messages=asked, tools=MESSAGE_TOOLS, system="Be brief.", max_tokens=99
+    )
+    assert counted.input_tokens == reply.usage.input_tokens + (reply.usage.cache_read_input_tokens or 0)
+
+
+def test_chat_stream_helper_with_a_call(chat: openai.OpenAI) -> None:
+    """The helper's events end with the call, its arguments parsed."""
+    asked: list[Any] = [{"role": "user", "content": "Rain in Łódź?"}]
+    with chat.chat.completions.stream(model=MODEL, messages=asked, tools=CHAT_TOOLS) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+        final = stream.get_final_completion()
+    assert [(event.name, json.loads(event.arguments)) for event in done] == [("weather", {"city": "Łódź"})]
+    assert final.choices[0].finish_reason == "tool_calls"
+
+
+def test_responses_whole_and_stream(chat: openai.OpenAI) -> None:
+    """The stream's helper accumulates to what the whole reply is."""
+    whole = chat.responses.create(model=MODEL, input="Hi", instructions="Be kind.")
+    assert whole.output_text == "Hello, wide world." and whole.status == "completed"
+    assert [item.type for item in whole.output] == ["reasoning", "message"]
+    with chat.responses.stream(model=MODEL, input="Hi", instructions="Be kind.") as stream:
+        pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+    assert "".join(pieces) == final.output_text == whole.output_text and len(pieces) > 2
+    assert final.usage is not None and whole.usage is not None
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_responses_limit(chat: openai.OpenAI) -> None:
+    """A response at its limit is incomplete, and says why."""
+    reply = chat.responses.create(model=MODEL, input="Count", max_output_tokens=4, reasoning={"effort": "none"})
+    assert reply.status == "incomplete" and reply.incomplete_details is not None
+    assert reply.incomplete_details.reason == "max_output_tokens"
+    assert reply.usage is not None and reply.usage.output_tokens == 4
+
+
+def test_responses_tool_round_trip(chat: openai.OpenAI) -> None:
+    """A call comes out as an item; it goes back in with its result behind it, and nothing was kept in between."""
+    items: list[Any] = [{"role": "user", "content": "Rain in Łódź?"}]
+    reply = chat.responses.create(model=MODEL, input=items, tools=RESPONSE_TOOLS)
+    call = reply.output[-1]
+    assert call.type == "function_call" and json.loads(call.arguments) == {"city": "Łódź"}
+    items += [item.model_dump(exclude_none=True) for item in reply.output]
+    items.append({"type": "function_call_output", "call_id": call.call_id, "output": "rain"})
+    reply = chat.responses.create(model=MODEL, input=items, tools=RESPONSE_TOOLS)
+    assert reply.output_text == "It rains."
+
+
+def test_responses_input_tokens(chat: openai.OpenAI) -> None:
+    """What is counted beforehand is what the reply's usage says."""
+    counted = chat.responses.input_tokens.count(model=MODEL, input="Hi", tools=RESPONSE_TOOLS)
+    reply = chat.responses.create(model=MODEL, input="Hi", tools=RESPONSE_TOOLS)
+    assert reply.usage is not None and counted.input_tokens == reply.usage.input_tokens
+
+
+def test_completions(chat: openai.OpenAI) -> None:
+    """Raw text, whole and streamed, cut at a stop string."""
+    whole = chat.completions.create(model=MODEL, prompt="Once upon", max_tokens=50, stop=" king")
+    stream = chat.completions.create(model=MODEL, prompt="Once upon", max_tokens=50, stop=" king", stream=True)
+    assert whole.choices[0].text == "".join(c.choices[0].text for c in stream) == " a time there was a"
+    assert whole.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not (NANO / "config.json").is_file(), reason="no shipped model in dsuf/nano")
+def test_the_shipped_model_answers_the_same_in_every_protocol(tmp_path: Path) -> None:
+    """Greedily, without thinking: one prompt, four ways to send it, each whole and streamed."""
+    text = 'The list says:\n"amber": ninety apples\n"mauve": 1742 stones\nWhat does the line "mauve" say?'
+    asked: list[Any] = [{"role": "user", "content": text}]
+    off, limit = {"thinking": {"type": "disabled"}}, 24
+    with process.serve(tmp_path / "server.log") as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=120)
+        other = anthropic.Anthropic(base_url=url, api_key="any", max_retries=0, timeout=120)
+        greedy: dict[str, Any] = {"model": MODEL, "temperature": 0}
+        reply = client.chat.completions.create(messages=asked, max_tokens=limit, extra_body=off, **greedy)
+        answers = [reply.choices[0].message.content]
+        with client.chat.completions.stream(messages=asked, max_tokens=limit, extra_body=off, **greedy) as chunks:
+            answers.append(chunks.get_final_completion().choices[0].message.content)
+        message = other.messages.create(
+            model=MODEL, messages=asked, max_tokens=limit, extra_body={"temperature": 0} | off
+        )
+        answers.append("".join(block.text for block in message.content if block.type == "text"))
+        none: Any = {"effort": "none"}
+        response = client.responses.create(input=asked, max_output_tokens=limit, reasoning=none, **greedy)
+        answers.append(response.output_text)
+        prompt = tokenize(url, {"messages": asked, **off})
+        raw = client.completions.create(prompt=prompt, max_tokens=limit, **greedy)
+        answers.append(raw.choices[0].text)
+    assert answers[0] and answers == answers[:1] * 5
+
+
+def tokenize(url: str, body: dict[str, Any]) -> list[int]:
+    """The ids that a chat renders to."""
+    data, headers = json.dumps(body).encode(), {"content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/tokenize", data, headers), timeout=30) as reply:
+        ids: list[int] = json.load(reply)["tokens"]
+    return ids

@@ -5,9 +5,10 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from dsuf.recipe import conversion
 from dsuf.recipe.conversion import Protocol
 from dsuf.recipe.reader import Reader
-from dsuf.recipe.render import Limits, render
+from dsuf.recipe.render import CONVERT, Limits, render
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import Event, Finish, Usage
 
@@ -67,6 +68,21 @@ def open_reader(vocabulary: Vocabulary, protocol: Protocol = "chat", *, tools: b
     return render(protocol, json.dumps(body).encode(), vocabulary, LIMITS).open_reader("id-1", vocabulary)
 
 
+class Opener:
+    """Opens readers as `open_reader` does, of a request that is converted once: for tests that read many times."""
+
+    def __init__(self, vocabulary: Vocabulary, protocol: Protocol) -> None:
+        body = {"model": "deepseek-flash", ASKS[protocol]: [{"role": "user", "content": "Hi"}]}
+        body |= {"prompt": "Hi"} if protocol == "completions" else {"tools": TOOLS[protocol]}
+        self._vocabulary = vocabulary
+        self._conversion = conversion.read(CONVERT[protocol], json.dumps(body).encode(), vocabulary)
+
+    def open(self) -> Reader:
+        """A new reader; the form is the one part of a request that remembers what it wrote."""
+        self._conversion.form = type(self._conversion.form)()
+        return Reader(self._conversion, "id-1", self._vocabulary)
+
+
 def read(reader: Reader, pieces: Iterable[Sequence[int]], finish: Finish = "stop") -> list[Event]:
     """All events of a reply that comes in `pieces`."""
     events = reader.open(Usage(computed_tokens=10))
@@ -96,6 +112,26 @@ def encode_finely(vocabulary: Vocabulary, text: str) -> list[int]:
         ids += [vocabulary.specials[special]] if special else vocabulary.encode(text[0])
         text = text[len(special or "x") :]
     return ids
+
+
+def encode_bytes(vocabulary: Vocabulary, text: str) -> list[int]:
+    """Ids of `text`, each byte apart; only the marker tokens stay whole."""
+    singles = byte_ids(vocabulary)
+    ids: list[int] = []
+    while text:
+        special = next((s for s in ("｜DSML｜", "</think>", "<think>") if text.startswith(s)), None)
+        ids += [vocabulary.specials[special]] if special else [singles[byte] for byte in text[0].encode()]
+        text = text[len(special or "x") :]
+    return ids
+
+
+def byte_ids(vocabulary: Vocabulary) -> dict[int, int]:
+    """The token of each single byte, by GPT-2's table of stand-in characters."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    stand_ins = {byte: chr(byte) for byte in plain} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    found = {byte: vocabulary.plain.token_to_id(character) for byte, character in stand_ins.items()}
+    return {byte: id_ for byte, id_ in found.items() if id_ is not None}
 
 
 def join(events: list[Event]) -> dict[str, Any]:

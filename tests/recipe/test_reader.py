@@ -3,7 +3,6 @@
 import itertools
 import json
 import random
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,6 @@ from tests.recipe.replies import (
     REPLIES,
     block,
     cut,
-    encode_finely,
     invoke,
     join,
     open_reader,
@@ -66,74 +64,6 @@ def test_every_pair_of_cuts(vocabulary: Vocabulary, name: str, protocol: Protoco
     pairs = list(itertools.combinations(range(1, len(ids)), 2))
     for places in random.Random(name).sample(pairs, min(150, len(pairs))) + [(i,) for i in range(1, len(ids))]:
         assert join(read(open_reader(vocabulary, protocol), cut(ids, *places))) == whole, places
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("name", REPLIES)
-def test_every_pair_of_cuts_at_every_character(vocabulary: Vocabulary, name: str, protocol: Protocol) -> None:
-    ids = encode_finely(vocabulary, REPLIES[name])
-    whole = comparable(join(read(open_reader(vocabulary, protocol), [ids])))
-    for places in itertools.combinations(range(1, len(ids)), 2):
-        assert comparable(join(read(open_reader(vocabulary, protocol), cut(ids, *places)))) == whole, places
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("name", REPLIES)
-def test_markers_cut_at_every_character(vocabulary: Vocabulary, name: str, protocol: Protocol) -> None:
-    ids = encode_finely(vocabulary, REPLIES[name])
-    coarse = comparable(read_text(vocabulary, REPLIES[name], protocol))
-    assert comparable(join(read(open_reader(vocabulary, protocol), [[token] for token in ids]))) == coarse
-    for place in range(1, len(ids)):
-        assert comparable(join(read(open_reader(vocabulary, protocol), cut(ids, place)))) == coarse, place
-
-
-def comparable(reply: dict[str, Any]) -> dict[str, Any]:
-    """A reply without its token count, which differs between two spellings of one text."""
-    return {name: value for name, value in reply.items() if name != "tokens"}
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("name", REPLIES)
-def test_truncation_at_every_token(vocabulary: Vocabulary, name: str, protocol: Protocol) -> None:
-    ids, text = vocabulary.encode(REPLIES[name]), REPLIES[name]
-    reasoned = len(vocabulary.encode(text[: text.index("</think>")])) if "</think>" in text else 0
-    for length in range(len(ids)):
-        reader = open_reader(vocabulary, protocol)
-        reply = join(read(reader, [ids[:length]], "length"))
-        assert reply["end"] == ("max_tokens" if protocol == "messages" else "length")
-        assert reply["tokens"] == reader.completion_tokens == length
-        assert not any(mark in reply["reasoning"] + reply["content"] for mark in ("DSML", "</think>"))
-        if length <= reasoned:
-            assert reply["content"] == "" and reply["calls"] == []
-
-
-def test_mutated_blocks_never_leak_and_lose_no_intact_call(vocabulary: Vocabulary) -> None:
-    chance = random.Random(3)
-    for number in range(300):
-        damaged = mutate(chance, invoke(parameter("path", "bad")))
-        good = [invoke(parameter("path", f"good-{number}-{i}")) for i in range(2)]
-        reply = read_text(vocabulary, "Hm.</think>Text." + block(good[0], damaged, good[1]))
-        assert "DSML" not in reply["reasoning"] + reply["content"], damaged
-        assert ("read", json.dumps({"path": f"good-{number}-0"})) in reply["calls"], damaged
-
-
-def mutate(chance: random.Random, call: str) -> str:
-    """A call with one of the faults that models make."""
-    tags = [
-        "<｜DSML｜ invoke",
-        "</｜DSML｜ invoke>",
-        "</｜DSML｜ parameter>",
-        ' string="true"',
-        ' name="path"',
-        ">",
-        '"',
-    ]
-    tag = chance.choice([tag for tag in tags if tag in call])
-    parts = call.split(tag)
-    place = chance.randrange(1, len(parts))
-    new = chance.choice(["", tag + tag, tag[1:], tag.replace(" ", ""), tag.replace("e", "a"), tag + " x"])
-    return tag.join(parts[:place]) + new + tag.join(parts[place:])
 
 
 @pytest.mark.parametrize(("name", "dropped"), [("malformed call", True), ("call", False), ("answer", False)])

@@ -9,7 +9,7 @@ import pytest
 from dsuf.recipe.conversion import Protocol
 from dsuf.recipe.render import render
 from dsuf.recipe.vocabulary import Vocabulary
-from tests.recipe.replies import LIMITS, cut, join, open_reader, read
+from tests.recipe.replies import LIMITS, byte_ids, cut, join, open_reader, read
 
 OFF = {"thinking": {"type": "disabled"}}
 PLANES = [(0x20, 0x7E), (0xA1, 0x24F), (0x370, 0x5FF), (0x900, 0xDFF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3),
@@ -53,15 +53,6 @@ def test_random_bytes_decode_as_in_one_piece(vocabulary: Vocabulary) -> None:
 def test_a_truncated_tail_is_flushed(vocabulary: Vocabulary) -> None:
     ids = byte_ids(vocabulary)
     assert stream(vocabulary, [ids[byte] for byte in "x世".encode()[:-1]]) == "x\ufffd"
-
-
-def byte_ids(vocabulary: Vocabulary) -> dict[int, int]:
-    """The token of each single byte, by GPT-2's table of stand-in characters."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    stand_ins = {byte: chr(byte) for byte in plain} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-    found = {byte: vocabulary.plain.token_to_id(character) for byte, character in stand_ins.items()}
-    return {byte: id_ for byte, id_ in found.items() if id_ is not None}
 
 
 GROUNDING = ("ref", "box", "point", "polygon")

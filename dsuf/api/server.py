@@ -61,6 +61,13 @@ ROUTES = (
         dialect=RESPONSES,
     ),
     Route(
+        path="/v1/responses/input_tokens",
+        method="POST",
+        endpoint=tokens.count_input,
+        aliases=("/responses/input_tokens",),
+        dialect=RESPONSES,
+    ),
+    Route(
         path="/v1/completions",
         method="POST",
         endpoint=partial(answer, dialect=COMPLETIONS),

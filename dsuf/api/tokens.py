@@ -9,7 +9,7 @@ from dsuf.api.body import read_body
 from dsuf.api.openapi.server import DetokenizeRequest
 from dsuf.api.ops import reply_json
 from dsuf.api.parts import Parts
-from dsuf.api.wire import read_chat
+from dsuf.api.wire import read_chat, read_responses
 from dsuf.errors import InvalidRequest
 from dsuf.recipe.names import SERVED_NAMES
 from dsuf.recipe.render import count_prompt
@@ -30,6 +30,15 @@ async def count_tokens(request: web.Request, parts: Parts) -> web.Response:
     body = await _read(request, parts)
     ids = await parts.convert(count_prompt, "messages", body, parts.vocabulary)
     return reply_json({"input_tokens": len(ids)})
+
+
+async def count_input(request: web.Request, parts: Parts) -> web.Response:
+    """The size of a prompt of Responses, in that protocol's form."""
+    reading = read_responses(await _read(request, parts))
+    ids = await parts.convert(count_prompt, "responses", reading.body, parts.vocabulary)
+    if reading.refusal is not None:
+        raise reading.refusal
+    return reply_json({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
 async def tokenize(request: web.Request, parts: Parts) -> web.Response:

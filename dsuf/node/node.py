@@ -131,7 +131,7 @@ class Node:
         self._sampling = asyncio.create_task(self.pulse.lag.run())
         self._tidying = asyncio.create_task(give_back_regularly())
         self._reloading = asyncio.create_task(self.reload.run())
-        await self._schedule(self.engine)
+        await self._schedule(self.engine, model)
         # What exists now lives as long as the process: collections need not walk through it, which takes milliseconds.
         gc.collect()
         gc.freeze()
@@ -183,7 +183,7 @@ class Node:
         node = name_node(settings)
         return Traces(settings.otlp_endpoint, share=settings.trace_share, node=node, version=dsuf.__version__)
 
-    def _open_recorder(self, engine: Engine) -> Recorder | None:
+    def _open_recorder(self, engine: Engine, model: Model) -> Recorder | None:
         """What keeps records of turns, where that is asked for."""
         settings = self.settings
         if self.records is None:
@@ -194,7 +194,7 @@ class Node:
             draft_confidence=settings.draft_confidence,
         )  # fmt: skip
         self._startup.say(f"  records    token ids of all turns go to {self.records.path}")
-        return Recorder(origin, self.records.put)
+        return Recorder(origin, model.vocabulary.encode, self.records.put)
 
     async def _open_model(self) -> Model:
         """The directory, its configuration and its tokenizer."""
@@ -213,6 +213,7 @@ class Node:
             submit=self.gate,
             vocabulary=model.vocabulary,
             facts=facts,
+            masks=model.masks if facts.constrains else None,
             status=self.pulse,
             metrics=self.metrics,
             keys=self.reload.keys,
@@ -259,7 +260,7 @@ class Node:
             if self.settings.engine != "scripted":
                 await warm_up(engine, tuple(model.vocabulary.encode("Hello")))
 
-    async def _schedule(self, engine: Engine) -> None:
+    async def _schedule(self, engine: Engine, model: Model) -> None:
         """Start the scheduler, join the fleet if there is one, and let turns in."""
         settings = self.settings
         limits = Limits(
@@ -278,7 +279,8 @@ class Node:
         if settings.redis_url:
             self.fleet = await open_fleet(settings, self.sessions, self.metrics)
         puller = None if self.fleet is None else self.fleet.puller
-        self.scheduler = Scheduler(engine, limits, self.metrics, self.sessions, puller, self._open_recorder(engine))
+        recorder = self._open_recorder(engine, model)
+        self.scheduler = Scheduler(engine, limits, self.metrics, self.sessions, puller, recorder)
         self.metrics.watch_load(self.scheduler.load)
         self.pulse.watch(self.scheduler, engine, limits, self.sessions)
         self._scheduling = asyncio.create_task(self.scheduler.run())

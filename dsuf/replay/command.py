@@ -11,6 +11,7 @@ import msgspec
 from dsuf.config import Settings, load_settings
 from dsuf.errors import CommandError
 from dsuf.node.engines import find_directory, load_engine, open_model
+from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.replay.lineage import shared_tokens
 from dsuf.replay.player import Lost, Player
 from dsuf.types import RECORD_VERSION, Engine, TurnRecord
@@ -32,8 +33,9 @@ def run(args: argparse.Namespace) -> int:
     chosen = [record for record in records if args.turn in (None, record.turn)]
     if not chosen:
         raise CommandError(f"no record of a turn {args.turn!r}" if args.turn else "no records in these files")
-    engine = open_engine(records, args.model, args.engine)
-    return asyncio.run(replay(engine, records, chosen))
+    engine, vocabulary = open_engine(records, args.model, args.engine)
+    player = Player(engine, records, lambda ids: vocabulary.decode(list(ids)))
+    return asyncio.run(replay(engine, player, chosen))
 
 
 def read_records(path: Path) -> list[TurnRecord]:
@@ -53,8 +55,9 @@ def read_records(path: Path) -> list[TurnRecord]:
     return records
 
 
-def open_engine(records: Sequence[TurnRecord], model_dir: str | None, name: str | None) -> Engine:
-    """The engine that can compute all of `records`; raises `CommandError` where it is another one than theirs."""
+def open_engine(records: Sequence[TurnRecord], model_dir: str | None, name: str | None) -> tuple[Engine, Vocabulary]:
+    """The engine that can compute all of `records`, and its vocabulary; raises `CommandError` where it is another one
+    than theirs."""
     origins = {record.origin for record in records}
     if len(origins) > 1:
         raise CommandError("the records are of different models or settings; replay them one after the other")
@@ -69,15 +72,16 @@ def open_engine(records: Sequence[TurnRecord], model_dir: str | None, name: str 
         },
         {key: value for key, value in os.environ.items() if key == "DSUF_CACHE_DIR"},
     )  # fmt: skip
-    engine = load_engine(settings, open_model(find_directory(settings)), lambda layer: None)
+    model = open_model(find_directory(settings))
+    engine = load_engine(settings, model, lambda layer: None)
     if name is None and engine.layout.fingerprint != origin.fingerprint:
         raise CommandError(f"recorded with {origin.fingerprint}, this model is {engine.layout.fingerprint}")
-    return engine
+    return engine, model.vocabulary
 
 
-async def replay(engine: Engine, records: Sequence[TurnRecord], chosen: Sequence[TurnRecord]) -> int:
+async def replay(engine: Engine, player: Player, chosen: Sequence[TurnRecord]) -> int:
     """Compute `chosen` again and print what came of each."""
-    player, wrong = Player(engine, records), 0
+    wrong = 0
     try:
         for record in chosen:
             verdict = await judge(player, record)

@@ -1,13 +1,13 @@
 """Runs recorded turns on an engine, one at a time, behind what they began with."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from dsuf.errors import CheckpointError
 from dsuf.replay.lineage import find_makers, taken_tokens
-from dsuf.types import Engine, PrefillRange, Prompt, SessionState, StepPlan, StepResult, Turn, TurnRecord
+from dsuf.types import Constraint, Engine, PrefillRange, Prompt, SessionState, StepPlan, StepResult, Turn, TurnRecord
 
 MOST_MAKERS = 4
 _ROUND = 32
@@ -26,10 +26,13 @@ class Left(msgspec.Struct, frozen=True):
 
 
 class Player:
-    """Computes turns again on `engine`, which nobody else uses; `records` are all that there are, in order of time."""
+    """Computes turns again on `engine`, which nobody else uses; `records` are all that there are, in order of time.
+    `decode` gives the text of a grammar's ids."""
 
-    def __init__(self, engine: Engine, records: Sequence[TurnRecord]) -> None:
-        self._engine, self._records = engine, records
+    def __init__(
+        self, engine: Engine, records: Sequence[TurnRecord], decode: Callable[[Sequence[int]], str]
+    ) -> None:  # fmt: skip
+        self._engine, self._records, self._decode = engine, records, decode
         self._beginnings: OrderedDict[str, list[Left | None]] = OrderedDict()
 
     async def play(self, record: TurnRecord) -> list[int]:
@@ -82,9 +85,7 @@ class Player:
     ) -> list[StepResult]:  # fmt: skip
         """All steps of `record`; with `collected`, to which it is added, also what `taken` positions and a state of
         `state_tokens` are."""
-        engine, turn = self._engine, Turn(
-            id=record.turn, prompt=Prompt(ids=record.prompt, opens_in=record.opens_in), sampling=record.sampling
-        )  # fmt: skip
+        engine, turn = self._engine, self._make_turn(record)
         tokens = len(record.prompt) + record.sampling.max_tokens + engine.layout.overrun_tokens
         pages = list(range(engine.layout.pages_for(tokens)))
         engine.attach(turn, pages)
@@ -105,6 +106,14 @@ class Player:
             return results
         finally:
             engine.detach(turn.id)
+
+    def _make_turn(self, record: TurnRecord) -> Turn:
+        """The turn as it was."""
+        grammar, constraint = record.grammar, None
+        if grammar is not None:
+            constraint = Constraint(grammar=self._decode(grammar.ids), begins=grammar.begins)
+        prompt = Prompt(ids=record.prompt, opens_in=record.opens_in)
+        return Turn(id=record.turn, prompt=prompt, sampling=record.sampling, constraint=constraint)
 
     async def _begin(self, record: TurnRecord, left: Left | None, pages: Sequence[int]) -> None:
         """Let the attached turn take over what it began with, if it did not begin with nothing."""

@@ -1,9 +1,9 @@
 """Records of turns, for those who want to compute them again; only where an operator asked for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dsuf.sched.held import Held
-from dsuf.types import Origin, Recorded, StepPlan, TurnRecord
+from dsuf.types import Constraint, Grammar, Origin, Recorded, StepPlan, TurnRecord
 
 
 class Recorder:
@@ -13,8 +13,10 @@ class Recorder:
     then is no other turn's, and those that failed.
     """
 
-    def __init__(self, origin: Origin, write: Callable[[TurnRecord], None]) -> None:
-        self._origin, self._write = origin, write
+    def __init__(
+        self, origin: Origin, encode: Callable[[str], Sequence[int]], write: Callable[[TurnRecord], None]
+    ) -> None:
+        self._origin, self._encode, self._write = origin, encode, write
         self._steps: dict[str, list[Recorded]] = {}
 
     def note_step(self, plan: StepPlan) -> None:
@@ -34,8 +36,14 @@ class Recorder:
         self._write(
             TurnRecord(
                 turn=turn.id, origin=self._origin, prompt=turn.prompt.ids, opens_in=turn.prompt.opens_in,
-                sampling=turn.sampling, start=source.cached_tokens, state_tokens=ticket.state_tokens,
-                device_tokens=source.device_tokens, host_tokens=source.host_tokens, peer_tokens=source.peer_tokens,
-                steps=tuple(steps), ids=tuple(ticket.ids), finish=ticket.finish,
+                sampling=turn.sampling, grammar=self._read_grammar(turn.constraint), start=source.cached_tokens,
+                state_tokens=ticket.state_tokens, device_tokens=source.device_tokens, host_tokens=source.host_tokens,
+                peer_tokens=source.peer_tokens, steps=tuple(steps), ids=tuple(ticket.ids), finish=ticket.finish,
             )
         )  # fmt: skip
+
+    def _read_grammar(self, constraint: Constraint | None) -> Grammar | None:
+        """What the turn keeps to, as ids like all that is recorded."""
+        if constraint is None:
+            return None
+        return Grammar(ids=tuple(self._encode(constraint.grammar)), begins=constraint.begins)

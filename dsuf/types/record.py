@@ -18,6 +18,13 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True):
     drafts: int = 0
 
 
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """The turn's constraint, its grammar as the `ids` of its text."""
+
+    ids: tuple[int, ...]
+    begins: Literal["now", "answer", "call"]
+
+
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The engine that computed a turn: its name, the fingerprint of weights, formats and way of prefilling, and what
     else its tokens hang on."""
@@ -44,6 +51,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     prompt: tuple[int, ...]
     opens_in: Literal["reasoning", "content", "call"]
     sampling: Sampling
+    grammar: Grammar | None = None
     start: int
     state_tokens: int
     device_tokens: int

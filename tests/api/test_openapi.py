@@ -44,6 +44,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/responses": [
         {"model": MODEL, "input": "x"}, {"model": MODEL, "input": chat_body()["messages"], "instructions": "i"},
     ],
+    "/v1/responses/input_tokens": [{"model": MODEL, "input": "x"}],
     "/v1/completions": [
         {"model": MODEL, "prompt": "x"}, {"model": MODEL, "prompt": "x", "suffix": "y", "max_tokens": 3},
     ],

@@ -9,7 +9,7 @@ import dsuf
 from dsuf.api.openapi.chat import ChatReply, ChatRequest
 from dsuf.api.openapi.completions import CompletionReply, CompletionRequest
 from dsuf.api.openapi.messages import CountReply, CountRequest, MessagesReply, MessagesRequest
-from dsuf.api.openapi.responses import ResponsesReply, ResponsesRequest
+from dsuf.api.openapi.responses import InputTokensReply, ResponsesReply, ResponsesRequest
 from dsuf.api.openapi.server import (
     DetokenizeReply,
     DetokenizeRequest,
@@ -51,6 +51,9 @@ OPERATIONS = {
     ),
     "/v1/messages/count_tokens": Operation(summary="tokens of a prompt", takes=CountRequest, gives=CountReply),
     "/v1/responses": Operation(summary="what comes next", takes=ResponsesRequest, gives=ResponsesReply, streams=True),
+    "/v1/responses/input_tokens": Operation(
+        summary="tokens of a prompt", takes=ResponsesRequest, gives=InputTokensReply
+    ),
     "/v1/completions": Operation(
         summary="a text continued, or its gap filled", takes=CompletionRequest, gives=CompletionReply, streams=True
     ),

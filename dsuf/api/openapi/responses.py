@@ -62,6 +62,13 @@ class ResponsesUsage(msgspec.Struct):
     total_tokens: Count
 
 
+class InputTokensReply(msgspec.Struct):
+    """How many tokens the prompt of a request has."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: Count
+
+
 class ResponsesReply(msgspec.Struct):
     """A whole reply; `output` are items: reasoning, messages, calls."""
 

@@ -1,48 +1,35 @@
 """The application: which path leads to which handler."""
 
 import re
-from collections.abc import Awaitable
 from functools import partial
-from typing import Protocol
 
-import msgspec
 from aiohttp import HttpVersion11, web
 
 from dsuf.api import ops, pages, tokens
 from dsuf.api.chat import CHAT
 from dsuf.api.completions import COMPLETIONS
 from dsuf.api.dialect import Dialect
-from dsuf.api.guard import Access, Handler, guard, stamp
+from dsuf.api.guard import Handler, guard, stamp
 from dsuf.api.messages import MESSAGES
+from dsuf.api.openapi.document import build_document
 from dsuf.api.origin import answer_preflight, is_preflight
 from dsuf.api.parts import SETTINGS, Parts
 from dsuf.api.responses import RESPONSES
+from dsuf.api.route import Route
 from dsuf.api.turn import answer
 from dsuf.errors import MethodNotAllowed, PathNotFound
 
 
-class Endpoint(Protocol):
-    """A handler that is given the server's parts."""
+async def _show_model(request: web.Request, parts: Parts) -> web.StreamResponse:
+    """One model, by the name behind the path's prefix."""
+    path = _SLASHES.sub("/", request.path)
+    prefix = next(prefix for prefix in _MODEL_PREFIXES if path.startswith(prefix))
+    return await ops.show_model(request, parts, path.removeprefix(prefix))
 
-    def __call__(self, request: web.Request, /, parts: Parts) -> Awaitable[web.StreamResponse]:
-        """The response to `request`."""
 
-
-class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint under its canonical path. `access` is open to all only for what probes and scrapers ask,
-    and for the page, which holds nothing of the server's."""
-
-    path: str
-    method: str
-    endpoint: Endpoint
-    aliases: tuple[str, ...] = ()
-    dialect: Dialect = CHAT
-    access: Access = "key"
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """What `Allow` lists."""
-        return ("GET", "HEAD") if self.method == "GET" else (self.method,)
+async def _show_document(_request: web.Request, /, parts: Parts) -> web.Response:
+    """The OpenAPI document."""
+    return web.Response(body=_DOCUMENT, content_type="application/json")
 
 
 ROUTES = (
@@ -74,6 +61,13 @@ ROUTES = (
         dialect=RESPONSES,
     ),
     Route(
+        path="/v1/responses/input_tokens",
+        method="POST",
+        endpoint=tokens.count_input,
+        aliases=("/responses/input_tokens",),
+        dialect=RESPONSES,
+    ),
+    Route(
         path="/v1/completions",
         method="POST",
         endpoint=partial(answer, dialect=COMPLETIONS),
@@ -90,6 +84,7 @@ ROUTES = (
     Route(path="/metrics", method="GET", endpoint=ops.report_metrics, access="open"),
     Route(path="/version", method="GET", endpoint=ops.report_version),
     Route(path="/server_info", method="GET", endpoint=ops.report_facts),
+    Route(path="/openapi.json", method="GET", endpoint=_show_document),
     Route(
         path="/flush_cache",
         method="POST",
@@ -98,6 +93,8 @@ ROUTES = (
         access="admin",
     ),
 )
+_MODEL = Route(path="/v1/models/{id}", method="GET", endpoint=_show_model)
+_DOCUMENT = build_document((*ROUTES, _MODEL))
 _BY_PATH = {path: route for route in ROUTES for path in (route.path, *route.aliases)}
 _MODEL_PREFIXES = ("/v1/models/", "/models/", "/anthropic/v1/models/")
 _SLASHES = re.compile("/{2,}")
@@ -127,8 +124,7 @@ def find_route(path: str) -> Route | None:
     path = _SLASHES.sub("/", path)
     for prefix in _MODEL_PREFIXES:
         if path.startswith(prefix) and path != prefix:
-            show = partial(_show_model, name=path.removeprefix(prefix))
-            return Route(path="/v1/models/{id}", method="GET", endpoint=show)
+            return _MODEL
     return _BY_PATH.get(path.rstrip("/") if path != "/" else path)
 
 
@@ -152,11 +148,6 @@ async def _dispatch(request: web.Request, parts: Parts) -> web.StreamResponse:
     if request.method not in route.methods:
         handler = partial(_refuse_method, route=route)
     return await guard(request, handler, parts, endpoint=route.path, dialect=route.dialect, access=route.access)
-
-
-async def _show_model(request: web.Request, parts: Parts, name: str) -> web.StreamResponse:
-    """One model, by the name in the path."""
-    return await ops.show_model(request, parts, name)
 
 
 async def _answer_preflight(request: web.Request) -> web.StreamResponse:

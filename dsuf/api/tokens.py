@@ -6,9 +6,10 @@ import msgspec
 from aiohttp import web
 
 from dsuf.api.body import read_body
+from dsuf.api.openapi.server import DetokenizeRequest
 from dsuf.api.ops import reply_json
 from dsuf.api.parts import Parts
-from dsuf.api.wire import read_chat
+from dsuf.api.wire import read_chat, read_responses
 from dsuf.errors import InvalidRequest
 from dsuf.recipe.names import SERVED_NAMES
 from dsuf.recipe.render import count_prompt
@@ -24,17 +25,20 @@ class TokenizeFields(msgspec.Struct):
     messages: Any = msgspec.UNSET
 
 
-class DetokenizeFields(msgspec.Struct):
-    """A body of `/detokenize`."""
-
-    tokens: list[int]
-
-
 async def count_tokens(request: web.Request, parts: Parts) -> web.Response:
     """The size of a Messages prompt, in that protocol's form."""
     body = await _read(request, parts)
     ids = await parts.convert(count_prompt, "messages", body, parts.vocabulary)
     return reply_json({"input_tokens": len(ids)})
+
+
+async def count_input(request: web.Request, parts: Parts) -> web.Response:
+    """The size of a prompt of Responses, in that protocol's form."""
+    reading = read_responses(await _read(request, parts))
+    ids = await parts.convert(count_prompt, "responses", reading.body, parts.vocabulary)
+    if reading.refusal is not None:
+        raise reading.refusal
+    return reply_json({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
 async def tokenize(request: web.Request, parts: Parts) -> web.Response:
@@ -68,7 +72,7 @@ def _tokenize(body: bytes, vocabulary: Vocabulary) -> list[int]:
 
 def _detokenize(body: bytes, vocabulary: Vocabulary) -> str:
     """The text of the ids in `body`; raises `InvalidRequest`."""
-    tokens = _decode(body, DetokenizeFields).tokens
+    tokens = _decode(body, DetokenizeRequest).tokens
     vocabulary.check(tokens, "tokens")
     return vocabulary.decode(tokens)
 

@@ -48,7 +48,8 @@ class RawConversion(Conversion):
     def __init__(self, model: str, request: ConversationRequest, fields: CompletionFields, top_p: float | None) -> None:
         self._written = CompletionForm()
         super().__init__(model, request, self._written, partial(generate_chat, request, model))
-        self._prompt, self._suffix, self._top_p = _find_prompt(fields.prompt), fields.suffix or "", top_p
+        self._prompt, self._suffix = _find_prompt(fields.prompt), fields.suffix or ""
+        self._top_p = None if top_p is None else float(top_p)
         self._echoes = bool(fields.echo)
 
     @property

@@ -214,6 +214,13 @@ def test_responses_tool_round_trip(chat: openai.OpenAI) -> None:
     assert reply.output_text == "It rains."
 
 
+def test_responses_input_tokens(chat: openai.OpenAI) -> None:
+    """What is counted beforehand is what the reply's usage says."""
+    counted = chat.responses.input_tokens.count(model=MODEL, input="Hi", tools=RESPONSE_TOOLS)
+    reply = chat.responses.create(model=MODEL, input="Hi", tools=RESPONSE_TOOLS)
+    assert reply.usage is not None and counted.input_tokens == reply.usage.input_tokens
+
+
 def test_completions(chat: openai.OpenAI) -> None:
     """Raw text, whole and streamed, cut at a stop string."""
     whole = chat.completions.create(model=MODEL, prompt="Once upon", max_tokens=50, stop=" king")

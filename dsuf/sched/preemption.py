@@ -1,7 +1,7 @@
 """Which running turns are put back so that another one can run: a pure function."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -39,9 +39,8 @@ def choose_victims(
             return ()
         left.remove(victim)
         victims.append(victim)
-    for turn in reversed(victims):  # one with many pages may make others, chosen before it, needless
-        rest = [other for other in victims if other is not turn]
-        victims = rest if rest and enough(rest) else victims
+    while (less := _leave_one_out(running, victims, enough, priority, tenant)) is not None:
+        victims = less
     return tuple(turn.turn for turn in victims)
 
 
@@ -60,3 +59,26 @@ def _choose_next(running: Sequence[Running], priority: int, tenant: str) -> Runn
         and places[turn.tenant] - 1 > places[tenant]
     ]
     return max(rich, key=lambda turn: (places[turn.tenant], turn.attached_s), default=None)
+
+
+def _leave_one_out(
+    running: Sequence[Running],
+    victims: Sequence[Running],
+    enough: Callable[[Sequence[Running]], bool],
+    priority: int,
+    tenant: str,
+) -> list[Running] | None:
+    """`victims` less the latest that is not needed: one with many pages may make those chosen before it needless."""
+    for turn in reversed(victims):
+        rest = [other for other in victims if other is not turn]
+        if rest and enough(rest) and _is_fair(running, rest, priority, tenant):
+            return rest
+    return None
+
+
+def _is_fair(running: Sequence[Running], victims: Sequence[Running], priority: int, tenant: str) -> bool:
+    """Whether each tenant that loses turns of the same priority still holds more places than `tenant` without them: a
+    worse turn of `tenant` that stays after all counts as one of its places again."""
+    lost = {turn.turn for turn in victims}
+    places = Counter(turn.tenant for turn in running if turn.turn not in lost)
+    return all(turn.priority > priority or places[turn.tenant] > places[tenant] for turn in victims)

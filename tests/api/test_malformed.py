@@ -13,7 +13,10 @@ import pytest
 from dsuf.recipe.vocabulary import Vocabulary
 from tests.api.rig import Rig, serve
 
-PATHS = ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize"]
+PATHS = [
+    "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/input_tokens",
+    "/v1/completions", "/tokenize", "/detokenize",
+]  # fmt: skip
 ANSWER_S = 10.0
 CONNECTIONS = 4
 
@@ -40,6 +43,21 @@ SEEDS: list[dict[str, Any]] = [
         ],
         "tools": [{"name": "read", "input_schema": {"type": "object"}}], "max_tokens": 50,
         "stop_sequences": ["END"], "output_config": {"effort": "low"},
+    },
+    {
+        "model": "deepseek-flash", "instructions": "Be brief.", "input": [
+            {"role": "developer", "content": "d"}, {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "done"},
+        ],
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}, {"type": "web_search"}],
+        "max_output_tokens": 50, "reasoning": {"effort": "low"}, "text": {"format": {"type": "text"}},
+        "previous_response_id": None, "background": False, "stream_options": None,
+    },
+    {
+        "model": "deepseek-flash", "prompt": "Once upon", "suffix": "the end", "max_tokens": 50, "stop": ["END"],
+        "echo": False, "best_of": 1, "n": 1, "temperature": 1, "top_p": 0.5, "seed": 3, "logprobs": None,
     },
     {"prompt": "some text", "tokens": [1, 2, 3]},
 ]  # fmt: skip

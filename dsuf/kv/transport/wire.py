@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from dsuf.errors import PeerError
-from dsuf.kv.handoff import Offer
+from dsuf.kv.handoff import WAIT_S, Offer
 from dsuf.kv.trace import Trace, make_trace
 from dsuf.kv.transport.queue_pair import QueuePairEnd, RemoteMemory
 from dsuf.types import CacheLayout, Turn
@@ -37,6 +37,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     pages: int
     compute: bool
     order: Order | None = None
+    patience_s: float = WAIT_S
 
 
 class Offered(msgspec.Struct, frozen=True, array_like=True, tag="offered"):

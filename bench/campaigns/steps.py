@@ -193,7 +193,7 @@ def device_bytes() -> int:
     command = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
-        held = dict((int(pid), int(mib)) for pid, mib in (line.split(",") for line in told.splitlines()))
+        held = {int(pid): int(mib) for pid, mib in (line.split(",") for line in told.splitlines())}
         return held[os.getpid()] * MIB
     except (OSError, subprocess.SubprocessError, ValueError, KeyError):
         return -free_bytes()

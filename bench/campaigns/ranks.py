@@ -10,6 +10,7 @@ fail with its name within the deadline, and so must all behind it.
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -239,6 +240,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--publish", action="store_true")
     args = parser.parse_args()
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # where ranks share a GPU none may queue behind another
     found = measure(args.model, args.steps)
     empty = dict.fromkeys(name for row in found for name in row)
     rows: list[Row] = [{**empty, **row} for row in found]

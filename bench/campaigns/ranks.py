@@ -1,6 +1,6 @@
-"""Two ranks with streams of their own, on a GPU each where there are two: the same tokens, and never out of step.
+"""Two ranks with a GPU each: the same tokens as of two that share one, never out of step, and no waiting without end.
 
-Turns are answered by one rank, by two that share streams, and by two with their own, with drafts and without. Then two
+Turns are answered by one rank, by two on one GPU, and by two on two, with drafts and without. Then two
 ranks run many steps while the logits of the second are disturbed in their last bit before it chooses: tokens and the
 state of every turn must stay as they are without, on both. At last the second rank's stream is held up: the step must
 fail with its name within the deadline, and so must all behind it.
@@ -10,7 +10,6 @@ fail with its name within the deadline, and so must all behind it.
 
 import argparse
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,7 @@ from bench.report import Row, publish
 from dsuf.checkpoint.forms import NANO
 from dsuf.cuda.arena import Arena, Array, Region, read_array
 from dsuf.cuda.contract import DeviceArray
-from dsuf.cuda.devices import count_devices, open_devices
+from dsuf.cuda.devices import open_devices
 from dsuf.cuda.driver import api as driver
 from dsuf.cuda.driver import call
 from dsuf.cuda.engine import CudaEngine
@@ -72,11 +71,6 @@ class Disturbed(RankedKernels):
         self.flips += 1
 
 
-def find_devices() -> list[Device]:
-    """Two GPUs, or one twice."""
-    return open_devices(2) if count_devices() > 1 else [Device(), Device()]
-
-
 def disturb(machine: Machine) -> Disturbed:
     """Let the second rank's logits be disturbed from now on."""
     kernels = machine.decoder.kernels
@@ -96,7 +90,7 @@ def compare_states(machine: Machine) -> int:
 
 
 def same_tokens(model: Path, devices: Sequence[Device]) -> Iterator[Row]:
-    """Replies of one rank, of two on shared streams, and of two on their own; a row each of the last two."""
+    """Replies of one rank, of two on one GPU, and of two on two; a row each of the last two."""
     whole = CudaEngine(Machine.load(model, SETUP), "weights", "exact")
     one = generate(whole, PROMPTS, REPLY_TOKENS)
     asyncio.run(whole.close())
@@ -108,7 +102,7 @@ def same_tokens(model: Path, devices: Sequence[Device]) -> Iterator[Row]:
         alone = [generate(engine, [prompt], REPLY_TOKENS, chunk=37)[0] for prompt in PROMPTS]
         yield {
             "model": model.name, "what": "replies", "gpus": len({device.index for device in apart}) or 1,
-            "streams": "own" if apart else "shared", "tokens": sum(map(len, told[-1])),
+            "tokens": sum(map(len, told[-1])),
             "unlike_one_rank": count_unlike(told[-1], one), "unlike_shared": count_unlike(told[-1], told[0]),
             "unlike_drafts": count_unlike(told[-1], drafted), "unlike_alone": count_unlike(told[-1], alone),
             "states_differ": compare_states(engine.machine),
@@ -221,7 +215,7 @@ def _soon(row: Row) -> bool:
 
 def measure(models: Sequence[Path], steps: int) -> list[Row]:
     """All rows."""
-    devices, rows = find_devices(), list[Row]()
+    devices, rows = open_devices(2), list[Row]()
     for model in models:
         rows += same_tokens(model, devices)
         print(*rows[-2:], sep="\n", flush=True)
@@ -240,13 +234,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--publish", action="store_true")
     args = parser.parse_args()
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # where ranks share a GPU none may queue behind another
     found = measure(args.model, args.steps)
     empty = dict.fromkeys(name for row in found for name in row)
     rows: list[Row] = [{**empty, **row} for row in found]
     if args.publish:
-        count = count_devices()
-        publish("ranks", rows, f"{count} x {Device().name}" if count > 1 else Device().name)
+        publish("ranks", rows, f"2 x {Device().name}")
     sys.exit(not all(map(hold, found)))
 
 

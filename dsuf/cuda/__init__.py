@@ -21,7 +21,8 @@ missing. Decided here:
   the same numbers in the same places, and no second kind of pass.
 - A slot that was filled from a state has the rows of the state and no older ones. So a turn remembers the least length
   that it can be cut back to, and a state says how many of its last positions a prompt may leave off.
-- Ranks with GPUs of their own are driven by the one thread: a stream is one on each GPU, a captured pass a graph on each,
-  and they meet in each other's memory alone.
+- Ranks with GPUs of their own are driven by the one thread: a stream is one on each GPU, a captured pass a graph on
+  each, and they meet in each other's memory alone. Ranks that share a GPU share its streams: with their own, launches
+  that wait for their inputs could take all the room that those need which they wait for.
 - Pages that were there before a turn are left out of the table through which it writes: shared rows stay as they are.
 """

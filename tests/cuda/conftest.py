@@ -1,6 +1,5 @@
 """A model on this machine's GPU, loaded once; tests that ask for it skip where there is none."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +11,6 @@ from dsuf.cuda.machine import Machine, Setup
 from dsuf.reference.loader import load_model
 from dsuf.reference.model import Model
 from tests.kernels.gpu import missing
-
-# Ranks with streams of their own on one GPU wait for each other: none may come to stand behind another in one queue.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tiny"
 

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.report import Row, publish
 from tests.fleet.alone import Alone
 from tests.fleet.breakage import Breakage, Round
+from tests.fleet.clocks import find_compiler
 from tests.fleet.faults import FAULTS
 
 
@@ -82,6 +83,8 @@ def main() -> None:
     faults = args.faults.split(",")
     if unknown := set(faults) - set(FAULTS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    if "clocks off" in faults and find_compiler() is None:
+        parser.error("clocks off: no C compiler on this machine")
     keep = (lambda rows: publish("fleet", rows)) if args.publish else (lambda rows: print(*rows, sep="\n", flush=True))
     campaign = Campaign(faults, args.rounds, keep)
     with tempfile.TemporaryDirectory(prefix="dsuf-campaign-") as folder:

@@ -23,6 +23,8 @@ from tests.fleet.rig import find_ports
 
 NODES = 3
 TEXT_TOKENS = 600
+TEXT_LETTERS = 500
+"""More than a page: less is computed rather than fetched."""
 TEXTS = 10
 
 
@@ -31,7 +33,7 @@ def read_texts(pack: Path | None) -> list[str]:
     if pack is None:
         readme = (Path(__file__).parents[2] / "README.md").read_text()
         plain = [part for part in readme.split("\n\n") if part[:1].isalpha()]
-        return [" ".join(part.split()) for part in plain if len(part) > 200][:TEXTS]
+        return [" ".join(part.split()) for part in plain if len(part) > TEXT_LETTERS][:TEXTS]
     package = Package.load(pack)
     draw = Draw(package, "fleet needles", held=True)
     return ["".join(package.tokenizer.decode(piece.ids) for piece in draw.filler(TEXT_TOKENS)) for _ in range(TEXTS)]

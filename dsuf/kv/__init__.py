@@ -29,7 +29,9 @@ Imports `types`, `errors` and `observe`; the engine comes in as the protocol of 
   2 kB a page beside it.
 - *Order.* Calls to the engine take effect as they are made, so a state is asked for when `commit` is called, and copied
   later, beside the steps. What a turn leaves behind is copied in order, since each copy stands on the one before. The
-  next turn of a conversation waits a moment for it.
+  next turn of a conversation waits a moment for it; one on another node too, which finds in the directory that a turn
+  is here whose prompt it goes on from, and asks. The giver waits as long as the asker said, some of what computing
+  would take there, and then offers what there is.
 - *Hand-off.* A prompt that one engine computes and another goes on from moves as offers under leases, by chunks while
   prefill goes on. A peer will speak the same protocol; here it is within the process.
 """

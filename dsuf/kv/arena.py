@@ -39,6 +39,13 @@ class Listener(Protocol):
     def drop_point(self, point: CommitPoint) -> None:
         """`point` is found no more; it has a state."""
 
+    def expect(self, prompt: Trace) -> None:
+        """A turn is here whose cache will be kept, or is about to be: `prompt` and what it says. It can be expected
+        several times."""
+
+    def expect_no_more(self, prompt: Trace) -> None:
+        """Once less."""
+
 
 class Arena:
     """Pages and commit points in `blocks`, whose size is that of a page, indexed in `tree`.
@@ -183,6 +190,16 @@ class Arena:
         """`point` was of use, or would have been made again."""
         point.uses += 1
         self._ranking.value(point)
+
+    def expect(self, prompt: Trace) -> None:
+        """The cache of a turn with this prompt will be kept here; until `expect_no_more`, once for each time."""
+        for listener in self.listeners:
+            listener.expect(prompt)
+
+    def expect_no_more(self, prompt: Trace) -> None:
+        """It can be found, or will not be."""
+        for listener in self.listeners:
+            listener.expect_no_more(prompt)
 
     def withdraw(self, point: CommitPoint) -> None:
         """Let `point` be found no more, and drop it as soon as nobody uses it; idempotent."""

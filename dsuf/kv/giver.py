@@ -8,10 +8,10 @@ from typing import Any
 from dsuf.errors import CheckpointError
 from dsuf.kv.calls import see_through, when_ended, work
 from dsuf.kv.claims import Lease
-from dsuf.kv.handoff import Offer, Piece
+from dsuf.kv.handoff import WAIT_S, Offer, Piece
 from dsuf.kv.point import CommitPoint, HostPage
 from dsuf.kv.prefix import Node
-from dsuf.kv.sessions import WAIT_S, Sessions
+from dsuf.kv.sessions import Sessions
 from dsuf.kv.trace import ID_BYTES, Trace, trace_prompt
 from dsuf.types import CacheLayout, Extent, Turn
 
@@ -54,11 +54,15 @@ class LocalGiver:
         self._numbers = count()
         self.fence: Callable[[int], None] = lambda number: None
 
-    async def offer(self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None) -> Offer | None:
+    async def offer(
+        self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None, patience_s: float = WAIT_S
+    ) -> Offer | None:  # fmt: skip
         """What is kept after the first `pages` pages, once there is something; None when nothing more is to come. Where
         its `trace` is known, a turn that is not to be computed needs no tokens."""
-        order = await self._order(turn, compute, trace)
+        order = await self._order(turn, compute, trace, patience_s)
         try:
+            if not compute:  # what is about to be kept saves more than what is there
+                await asyncio.wait({order.computing})
             while True:
                 kept: asyncio.Future[Any] = asyncio.ensure_future(self._sessions.kept.wait())
                 ended = order.computing.done()
@@ -111,7 +115,7 @@ class LocalGiver:
         """That of the caches that are given."""
         return self._sessions.layout
 
-    async def _order(self, turn: Turn, compute: bool, trace: Trace | None) -> _Order:
+    async def _order(self, turn: Turn, compute: bool, trace: Trace | None, patience_s: float) -> _Order:
         """The order for `turn`, made if need be; one that was left, or for something else, has to end first."""
         while (order := self._orders.get(turn.id)) is None or order.left or order.compute != compute:
             if order is not None:
@@ -122,14 +126,15 @@ class LocalGiver:
             elif trace is None:
                 trace = await work(len(turn.prompt.ids) * ID_BYTES, trace_prompt, self._sessions.layout, turn.prompt)
             else:
-                self._orders[turn.id] = _Order(turn.id, trace, compute, self._begin(turn, trace, compute))
+                computing = self._begin(turn, trace, compute, patience_s)
+                self._orders[turn.id] = _Order(turn.id, trace, compute, computing)
         if order.timer is not None:
             order.timer.cancel()
         return order
 
-    def _begin(self, turn: Turn, trace: Trace, compute: bool) -> asyncio.Future[None]:
+    def _begin(self, turn: Turn, trace: Trace, compute: bool, patience_s: float) -> asyncio.Future[None]:
         """Compute the prompt in a task, whose failure perhaps nobody asks for; or wait for what is being kept of it."""
-        finish = self._finish(turn, trace) if compute else self._sessions.wait_for(trace, WAIT_S)
+        finish = self._finish(turn, trace) if compute else self._sessions.wait_for(trace, patience_s)
         computing = asyncio.ensure_future(finish)
         computing.add_done_callback(lambda done: done.cancelled() or done.exception())
         return computing

@@ -17,6 +17,9 @@ from dsuf.kv.point import PointHead
 from dsuf.kv.trace import ID_BYTES, Trace, branch_trace, common_after
 from dsuf.types import Extent, Span, Turn
 
+WAIT_S = 0.5
+"""How long somebody waits for what is about to be kept where nothing else is said: some steps of a slow engine."""
+
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
     """A block of the giver's arena, and the generation in which it has what is offered."""
@@ -55,11 +58,14 @@ class Giver(Protocol):
     """A node that keeps caches, and computes prompts for others, as a taker sees it. Any call may fail, or never come
     back."""
 
-    async def offer(self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None) -> Offer | None:
+    async def offer(
+        self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None, patience_s: float = WAIT_S
+    ) -> Offer | None:  # fmt: skip
         """What there is of the prompt after its first `pages` pages, as soon as it is more than nothing; None when no
         more is to come. The first call for a turn lets its prompt be computed; or, unless `compute`, only what is kept
         is offered: up to the commit point that saves the prompt the most, or whole pages where those save more.
-        `trace` is that of the prompt, where it is known already."""
+        `trace` is that of the prompt, where it is known already. What is not computed but about to be kept is waited
+        for, for `patience_s` at most."""
 
     async def read(self, offer: Offer, pieces: Sequence[Piece], into: Sequence[memoryview]) -> None:
         """Copy blocks, each as far as the buffer at its place goes. May be cancelled; however it ends, nothing writes

@@ -13,13 +13,10 @@ from dsuf.kv.claims import Filling, Lease
 from dsuf.kv.holding import Holding
 from dsuf.kv.pages import PagePool
 from dsuf.kv.point import CommitPoint, PointHead, make_head, seal, seal_point
-from dsuf.kv.trace import Trace, common_tokens, follow_trace
+from dsuf.kv.trace import Trace, follow_trace, goes_on
 from dsuf.observe.log import log_event
 from dsuf.observe.metrics import Metrics
 from dsuf.types import Engine, SessionState
-
-END_TOKENS = 8
-"""So many of the last tokens of a prompt may stand otherwise in the next one, such as where it opens the reply."""
 
 Step = asyncio.Future[Any]
 """The step whose end is a commit point, as it was launched."""
@@ -29,7 +26,8 @@ class Copy:
     """A commit point on its way: about the first `length` positions of a turn, whose pages it holds meanwhile."""
 
     def __init__(self, holding: Holding, length: int, step: Step | None) -> None:
-        self.holding, self.length, self.step = holding, length, step
+        assert holding.trace is not None
+        self.holding, self.trace, self.length, self.step = holding, holding.trace, length, step
         self.state: SessionState | None = None
         self.before = holding.latest
         self.tasks = 0
@@ -75,7 +73,7 @@ class Keeper:
         """Wait, for so long at most, for what the turn that `prompt` goes on from is leaving behind now."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                for copy in [copy for copy in self._under_way if _goes_on(copy.holding.trace, prompt)]:
+                for copy in [copy for copy in self._under_way if goes_on(prompt, copy.trace)]:
                     await copy.ended.wait()
 
     async def drain(self) -> None:
@@ -95,7 +93,9 @@ class Keeper:
     def _start(self, work: Callable[[Copy], Coroutine[Any, Any, None]], copy: Copy) -> asyncio.Task[None]:
         """Begin `work`, at whose end the pages are given back."""
         self._pool.retain(copy.holding.pages)
-        self._under_way.add(copy)
+        if copy not in self._under_way:
+            self._under_way.add(copy)
+            self._arena.expect(copy.trace)
         copy.tasks += 1
         task = asyncio.create_task(work(copy))
         task.add_done_callback(lambda _: self._end(copy))
@@ -106,6 +106,7 @@ class Keeper:
         copy.tasks -= 1
         if not copy.tasks:
             self._under_way.discard(copy)
+            self._arena.expect_no_more(copy.trace)
             copy.ended.set()
         self._pool.release(copy.holding.pages)
         self._on_room()
@@ -254,15 +255,9 @@ class Keeper:
         log_event("session cache failed", level="warning", error=error, what="export", turn=copy.holding.turn.id)
 
 
-def _goes_on(kept: Trace | None, prompt: Trace) -> bool:
-    """Whether `prompt` begins with the prompt `kept`, but perhaps for its very end."""
-    return kept is not None and common_tokens(kept, prompt) >= max(1, kept.length - END_TOKENS)
-
-
 def _describe(copy: Copy) -> tuple[Trace, PointHead]:
     """The tokens of what is kept, and its head; in a thread."""
-    prompt, state = copy.holding.trace, copy.state
-    assert prompt is not None
+    prompt, state = copy.trace, copy.state
     if state is None:
         return prompt, PointHead(length=copy.length - copy.length % prompt.page_tokens)
     trace = follow_trace(prompt, state.ids, copy.holding.turn.prompt.spans)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dsuf.kv.directory.contract import Directory, Member
-from dsuf.kv.pulls import Pull, Speed, bear_silence, budget_order, plan_pulls, rank_providers
+from dsuf.kv.pulls import Pull, Speed, bear_copying, bear_silence, budget_order, plan_pulls, rank_providers
 from dsuf.kv.sessions import Sessions
 from dsuf.kv.taker import Taker
 from dsuf.observe.log import log_event
@@ -59,39 +59,39 @@ class Puller:
 
     async def fetch(self, turn: Turn) -> int | None:
         """As `take`, of what peers keep already."""
-        trace, here = await self._sessions.foresee(turn)
-        layout = self._sessions.layout
-        candidates = self._directory.find(trace, replay_tokens=layout.replay_tokens)
-        pulls = plan_pulls(candidates, here=here, layout=layout, token_s=self._token_s(), speed=self._peers.speed)
+        layout, token_s = self._sessions.layout, self._token_s()
+        trace, here = await self._sessions.foresee(turn, bear_copying(len(turn.prompt.ids), token_s))
+        pulls = plan_pulls(
+            self._directory.find(trace, replay_tokens=layout.replay_tokens), prompt=trace.length, here=here,
+            layout=layout, token_s=token_s, speed=self._peers.speed,
+        )  # fmt: skip
         return await self._try_all(turn, here, pulls) if pulls else None
 
     async def _try_all(self, turn: Turn, here: int, pulls: tuple[Pull, ...]) -> int | None:
         """Ask one after the other, until one gave what it promised or the time is over."""
         began_s, budget_s = time.monotonic(), pulls[0].budget_s
         ends_s = began_s + budget_s
-        starts = []
+        starts, now = [], here
         for pull in pulls:
             left_s = min(pull.budget_s, ends_s - time.monotonic())
             taker = self._peers.taker(pull.member)
-            if taker is None or left_s <= 0:
+            if taker is None or left_s <= 0 or here + pull.tokens - now < self._sessions.layout.page_tokens:
                 continue
             asked_s = time.monotonic()
-            start = await taker.take(turn, compute=False, budget_s=left_s)
+            start = await taker.take(turn, False, left_s, min(pull.patience_s, left_s / 2))
             if start is None:
                 continue
             starts.append(start)
             now = (await self._sessions.foresee(turn))[1]
             self._learn(pull, now - here, time.monotonic() - asked_s)
-            if now >= here + pull.tokens:
-                break
         took_s = time.monotonic() - began_s
         log_event("prompt asked of peers", level="debug", turn=turn.id, budget_s=budget_s, seconds=took_s, here=here)
         return min(starts, default=None)
 
     def _learn(self, pull: Pull, tokens: int, seconds: float) -> None:
-        """Remember what the bytes of so many tokens cost."""
+        """Remember what the bytes of so many tokens cost, unless they may have been waited for."""
         layout = self._sessions.layout
-        if tokens > 0:
+        if tokens > 0 and not pull.coming:
             self._peers.learn(pull.member, layout.pages_for(tokens) * layout.page_bytes, seconds)
 
     async def _delegate(self, turn: Turn) -> int | None:

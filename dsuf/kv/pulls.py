@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from dsuf.kv.directory.contract import Candidate, Member
+from dsuf.kv.handoff import WAIT_S
 from dsuf.types import CacheLayout
 
 MOST_TRIES = 3
+PATIENCE_SHARE = 0.5
 UNKNOWN_TOKEN_S = 1e-3
 """What a prompt token is taken to cost before any was computed."""
 LEAST_BUDGET_S = 0.05
@@ -22,6 +24,7 @@ LEAST_BUDGET_S = 0.05
 ORDER_FACTOR = 3.0
 LEAST_ORDER_S = 30.0
 """Another node may have other prompts to compute first."""
+MOST_COPYING_S = 5.0
 LEAST_SILENCE_S = 2.0
 """An event loop may stand still for a moment."""
 
@@ -45,18 +48,26 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pull(msgspec.Struct, frozen=True, kw_only=True):
-    """A peer to ask: what a turn need not compute with its help, and how long that may take."""
+    """A peer to ask: what a turn need not compute with its help, at most where that is `coming`, and how long that may
+    take."""
 
     member: Member
     tokens: int
     budget_s: float
+    coming: bool = False
+
+    @property
+    def patience_s(self) -> float:
+        """How much of that the peer may wait for what it is about to keep; the rest is for the bytes."""
+        return PATIENCE_SHARE * self.budget_s
 
 
 def plan_pulls(
-    candidates: Sequence[Candidate], *, here: int, layout: CacheLayout, token_s: float,
+    candidates: Sequence[Candidate], *, prompt: int, here: int, layout: CacheLayout, token_s: float,
     speed: Callable[[Member], Speed],
 ) -> tuple[Pull, ...]:  # fmt: skip
-    """The pulls worth trying for a prompt that could begin to compute at position `here` without, best first.
+    """The pulls worth trying for a prompt of `prompt` tokens that could begin to compute at position `here` without,
+    best first.
 
     `token_s` is what computing a prompt token takes here, 0 where that is not known yet. The budget of the first pull
     is what computing its tokens would take; later ones share it.
@@ -64,14 +75,15 @@ def plan_pulls(
     token_s = token_s or UNKNOWN_TOKEN_S
     found = []
     for candidate in candidates:
-        tokens = candidate.start(layout.page_tokens, layout.replay_tokens) - here
+        tokens = candidate.most(prompt, layout.page_tokens, layout.replay_tokens) - here
         if tokens < layout.page_tokens:
             continue
         size_bytes = layout.pages_for(tokens) * layout.page_bytes + layout.state_bytes
         saved_s, cost_s = tokens * token_s, speed(candidate.member).predict_s(size_bytes)
         if cost_s < saved_s:
             budget_s = max(LEAST_BUDGET_S, saved_s)
-            found.append((saved_s - cost_s, Pull(member=candidate.member, tokens=tokens, budget_s=budget_s)))
+            pull = Pull(member=candidate.member, tokens=tokens, budget_s=budget_s, coming=candidate.coming)
+            found.append((saved_s - cost_s, pull))
     found.sort(key=lambda pair: -pair[0])
     return tuple(pull for _, pull in found[:MOST_TRIES])
 
@@ -87,6 +99,11 @@ def bear_silence(tokens: int, token_s: float) -> float:
     """Seconds in all for which other nodes may give no sign of life while they compute `tokens` of a prompt: no more
     than computing them here takes, so that one which stands still costs no more than that."""
     return max(LEAST_SILENCE_S, tokens * (token_s or UNKNOWN_TOKEN_S))
+
+
+def bear_copying(tokens: int, token_s: float) -> float:
+    """Seconds in all for which a prompt of `tokens` waits for what this node itself is about to keep of it."""
+    return min(MOST_COPYING_S, max(WAIT_S, PATIENCE_SHARE * tokens * (token_s or UNKNOWN_TOKEN_S)))
 
 
 def rank_providers(members: Sequence[Member], given: Mapping[str, int]) -> list[Member]:

@@ -13,6 +13,7 @@ from dsuf.kv.arena import Arena
 from dsuf.kv.aside import Aside
 from dsuf.kv.attach import Restored
 from dsuf.kv.calls import work
+from dsuf.kv.handoff import WAIT_S
 from dsuf.kv.holding import Holding
 from dsuf.kv.keeper import Copy, Keeper, Step
 from dsuf.kv.loader import Loader
@@ -27,8 +28,6 @@ from dsuf.types import Engine, Prompt, Turn
 __all__ = ["DEADLINE_S", "Restored", "Sessions"]
 
 DEADLINE_S = 5.0
-WAIT_S = 0.5
-"""How long the next turn of a conversation waits for what the one before leaves behind: some steps of a slow engine."""
 _ATTEMPTS = 3
 
 
@@ -86,10 +85,11 @@ class Sessions:
             await self.wait_for(trace, WAIT_S)
         return self._reserve(Holding(turn, trace, limit, peer_from))
 
-    async def foresee(self, turn: Turn) -> tuple[Trace, int]:
-        """The trace of a prompt, and the position at which it would begin to compute now, if it were admitted."""
+    async def foresee(self, turn: Turn, patience_s: float = WAIT_S) -> tuple[Trace, int]:
+        """The trace of a prompt, and the position at which it would begin to compute now, if it were admitted. What it
+        goes on from is waited for, for so long at most."""
         trace = await self.trace(turn)
-        await self.wait_for(trace, WAIT_S)
+        await self.wait_for(trace, patience_s)
         return trace, self._sources.foresee(trace)
 
     async def trace(self, turn: Turn) -> Trace:
@@ -207,6 +207,8 @@ class Sessions:
             self._sources.let_go(holding)
             self.pool.release(holding.pages)
             holding.latest = None  # which knows the turn in turn
+            if holding.trace is not None:
+                self.arena.expect_no_more(holding.trace)
 
     def flush(self) -> int:
         """Drop everything that is kept, or about to be, and not in use; how many commit points that were."""
@@ -254,6 +256,8 @@ class Sessions:
         holding.shared = set(table)
         holding.pages = [table[page] if page in table else fresh.pop() for page in range(wanted)]
         self._held[holding.turn.id] = holding
+        if holding.trace is not None:
+            self.arena.expect(holding.trace)
         return tuple(holding.pages)
 
     async def _load(self, holding: Holding) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from dsuf.errors import CheckpointError, PeerError
 from dsuf.kv.calls import finish_within, see_through, work
 from dsuf.kv.claims import Filling, Lease
-from dsuf.kv.handoff import Giver, Offer, Piece, check_offer
+from dsuf.kv.handoff import WAIT_S, Giver, Offer, Piece, check_offer
 from dsuf.kv.point import CommitPoint, DamagedCache, PointHead, seal, seal_point
 from dsuf.kv.sessions import Sessions
 from dsuf.kv.trace import Trace
@@ -45,10 +45,12 @@ class _Part:
 
 class _Taking:
     """A prompt on its way: its first `pages` pages are here or on their way, those after the first `own` from the
-    giver. `parts` are not published yet; `ending` does so with the first one."""
+    giver, which may wait for `patience_s`. `parts` are not published yet; `ending` does so with the first one."""
 
-    def __init__(self, turn: Turn, trace: Trace, compute: bool, pages: int, lease: Lease | None) -> None:
-        self.turn, self.trace, self.compute = turn, trace, compute
+    def __init__(
+        self, turn: Turn, trace: Trace, compute: bool, patience_s: float, pages: int, lease: Lease | None
+    ) -> None:  # fmt: skip
+        self.turn, self.trace, self.compute, self.patience_s = turn, trace, compute, patience_s
         self.own = self.pages = pages
         self.lease = lease
         self.kept: CommitPoint | None = None
@@ -77,9 +79,11 @@ class Taker:
         """Whether the giver is left alone now."""
         return asyncio.get_running_loop().time() < self._avoid_until_s
 
-    async def take(self, turn: Turn, compute: bool = True, budget_s: float | None = None) -> int | None:
-        """Take over the prompt of `turn` as it is computed, or what is kept of it, within `budget_s` in all; the
-        position from which on it came from there.
+    async def take(
+        self, turn: Turn, compute: bool = True, budget_s: float | None = None, patience_s: float = WAIT_S
+    ) -> int | None:  # fmt: skip
+        """Take over the prompt of `turn` as it is computed, or what is kept of it, within `budget_s` in all, of which
+        the giver may wait `patience_s` for what it is about to keep; the position from which on it came from there.
 
         None if nothing came, or nothing was asked for, since no more than a page is missing here, or the giver is left
         alone. A failure ends it: what came before stays, the rest is to be computed here.
@@ -90,7 +94,7 @@ class Taker:
         match = self._arena.find(self._arena.tree.walk(trace), trace)
         if match is not None and trace.length - match.length <= self._layout.page_tokens:
             return None
-        taking = self._begin(turn, trace, compute)
+        taking = self._begin(turn, trace, compute, min(patience_s, self._deadline_s / 2))
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(budget_s):
@@ -130,13 +134,13 @@ class Taker:
         self._avoid_until_s = asyncio.get_running_loop().time() + min(self._avoid_s, AVOID_MOST_S)
         self._avoid_s = min(2 * self._avoid_s, AVOID_MOST_S)
 
-    def _begin(self, turn: Turn, trace: Trace, compute: bool) -> _Taking:
+    def _begin(self, turn: Turn, trace: Trace, compute: bool, patience_s: float) -> _Taking:
         """Keep what is here of the prompt already."""
         path = self._arena.tree.walk(trace)
         page = next((node.host for node in reversed(path) if node.host is not None), None)
         if page is None:
-            return _Taking(turn, trace, compute, 0, None)
-        return _Taking(turn, trace, compute, page.node.pages, self._arena.lease(page))
+            return _Taking(turn, trace, compute, patience_s, 0, None)
+        return _Taking(turn, trace, compute, patience_s, page.node.pages, self._arena.lease(page))
 
     def _end(self, taking: _Taking) -> None:
         """Nothing more is taken; nobody waits until the giver knows."""
@@ -176,7 +180,8 @@ class Taker:
 
     async def _ask(self, taking: _Taking) -> Offer | None:
         """The next offer; None where none is to come. Raises what goes wrong with the one before meanwhile."""
-        asked = asyncio.ensure_future(self._giver.offer(taking.turn, taking.pages, taking.compute, taking.trace))
+        offer = self._giver.offer(taking.turn, taking.pages, taking.compute, taking.trace, taking.patience_s)
+        asked = asyncio.ensure_future(offer)
         waited: set[asyncio.Future[Any]] = {asked} if taking.ending is None else {asked, taking.ending}
         try:
             async with asyncio.timeout(self._deadline_s):

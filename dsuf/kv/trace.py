@@ -13,6 +13,8 @@ from dsuf.types import CacheLayout, Prompt, Span
 
 ID_BYTES = 8
 DIGEST_BYTES = 16
+END_TOKENS = 8
+"""So many of the last tokens of a prompt may stand otherwise in the next one, such as where it opens the reply."""
 _PIECE_TOKENS = 16_384
 
 
@@ -78,6 +80,11 @@ def branch_trace(trace: Trace, pages: int, ids: bytes, spans: Iterable[Span]) ->
 def common_tokens(a: Trace, b: Trace) -> int:
     """How many first positions hold the same in both: tokens, and pictures as a whole."""
     return common_after(0, a.ids, a.spans, b) if a.head == b.head else 0
+
+
+def goes_on(prompt: Trace, before: Trace) -> bool:
+    """Whether `prompt` begins with the prompt `before`, but perhaps for its very end."""
+    return common_tokens(before, prompt) >= max(1, before.length - END_TOKENS)
 
 
 def common_after(start: int, ids: bytes, spans: Iterable[Span], trace: Trace) -> int:

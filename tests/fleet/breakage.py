@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 
 from dsuf.trial.fleet import TrialFleet
+from tests.fleet.clocks import Clocks
 from tests.fleet.faults import FAULTS, Fault
 from tests.fleet.proxy import Proxy
 from tests.fleet.rig import Chat, add_up, find_ports, opening, wait_settled
@@ -62,7 +63,11 @@ class Breakage:
         self.proxies = [
             Proxy(port + PROXY_ABOVE + number, port + 100 + number) for number in range(1, NODES + 1)
         ]  # fmt: skip
-        self.fleet = TrialFleet(NODES, folder, port=port, flags=FLAGS, own_flags=self._advertise)
+        clocks = Clocks(folder, NODES)
+        clocks.build()
+        self.fleet = TrialFleet(
+            NODES, folder, port=port, flags=FLAGS, own_flags=self._advertise, own_environ=clocks.environ
+        )  # fmt: skip
         self._alone = alone
         self._read: Counter[str] = Counter()
 

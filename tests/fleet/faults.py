@@ -5,7 +5,10 @@ import signal
 import time
 from collections.abc import Mapping
 
+import aiohttp
+
 from dsuf.trial.fleet import TrialFleet
+from tests.fleet.clocks import OFF_S, Clocks, read_off_s
 from tests.fleet.proxy import Proxy
 from tests.fleet.rig import read_ready
 
@@ -179,8 +182,32 @@ class RedisPaused(RedisKilled):
         await Fault.end(self)
 
 
+class ClocksOff(Fault):
+    """The time of day at the victim and at another node jumps, by minutes, and later back."""
+
+    def begin(self) -> None:
+        """One way and the other."""
+        self._set(OFF_S)
+
+    async def amid(self) -> list[str]:
+        """They have jumped."""
+        async with aiohttp.ClientSession() as session:
+            off_s = await read_off_s(session, self.fleet.node_url(self.victim))
+        return [] if abs(off_s - OFF_S) < 10 else [f"the clock is {off_s:.0f} s ahead"]
+
+    async def end(self) -> None:
+        """As they were."""
+        self._set(0)
+        await super().end()
+
+    def _set(self, off_s: int) -> None:
+        clocks = Clocks(self.fleet.folder, len(self.fleet.nodes))
+        clocks.set(self.victim, off_s)
+        clocks.set(self.victim % len(self.fleet.nodes) + 1, -off_s)
+
+
 FAULTS: Mapping[str, type[Fault]] = {
     "none": Fault, "killed": Killed, "restarted": Restarted, "frozen": Frozen, "slow": Slow, "cut": Cut,
     "silent": Silent, "flipped": Flipped, "redis killed": RedisKilled, "redis emptied": RedisEmptied,
-    "redis paused": RedisPaused,
+    "redis paused": RedisPaused, "clocks off": ClocksOff,
 }  # fmt: skip

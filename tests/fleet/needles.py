@@ -21,9 +21,6 @@ WORDS = (
 TOLD, QUESTIONS, TURNS = 4, 5, 10
 MOST_TOKENS = 40
 AT_ONCE = 6
-PAUSE_S = 2.0
-"""A person reads a reply before the next turn; meanwhile the turn's cache is kept and news of it go round, for which a
-node needs a moment between the steps of others: up to a second where four processes share two cores."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -65,11 +62,10 @@ def plan_talk(number: int, texts: Sequence[str]) -> list[Line]:
 
 
 async def talk(session: aiohttp.ClientSession, url: str, lines: Sequence[Line], gate: asyncio.Semaphore) -> Chat:
-    """Say all `lines`, one after the other."""
+    """Say all `lines`, each as soon as there is a reply to the one before: then little of that is kept yet."""
     chat = Chat(session, lines[0].text)
     for place in range(len(lines)):
         if place:
-            await asyncio.sleep(PAUSE_S)
             chat.say(lines[place].text)
         async with gate:
             await chat.ask(url, max_tokens=MOST_TOKENS)

@@ -12,6 +12,7 @@ from dsuf.kv.arena import Arena
 from dsuf.kv.blocks import Blocks, map_memory
 from dsuf.kv.claims import Filling, Lease
 from dsuf.kv.point import CommitPoint, HostPage
+from dsuf.kv.trace import Trace
 from tests.kv.rig import check_arena, fill, make_prompt_trace, make_small_arena, publish, put
 
 PROMPTS = [[n] * 40 for n in range(10)]
@@ -276,6 +277,11 @@ class Mirror:
 
     def drop_point(self, point: CommitPoint) -> None:
         self.points.remove(point)
+
+    def expect(self, prompt: Trace) -> None:
+        raise AssertionError("nobody said so")
+
+    expect_no_more = expect
 
 
 class Store(RuleBasedStateMachine):

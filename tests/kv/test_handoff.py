@@ -104,9 +104,11 @@ class Faulty(LocalGiver):
         if seconds := self.fault(name, self.calls[name]):
             await asyncio.sleep(seconds)
 
-    async def offer(self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None) -> Offer | None:
+    async def offer(
+        self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None, patience_s: float = 0.5
+    ) -> Offer | None:  # fmt: skip
         await self._ask("offer")
-        return await super().offer(turn, pages, compute, trace)
+        return await super().offer(turn, pages, compute, trace, patience_s)
 
     async def read(self, offer: Offer, pieces: Sequence[Piece], into: Sequence[memoryview]) -> None:
         await self._ask("read")

@@ -170,6 +170,23 @@ async def test_all_peers_together_take_no_longer_than_computing() -> None:
         assert scene.pairs["a"].giver.calls["offer"] == 1 and not scene.pairs["b"].giver.calls
 
 
+async def test_who_is_about_to_keep_it_is_asked_and_then_who_keeps_some() -> None:
+    """Nothing is learned from one that may have waited; and nobody is asked for what came already."""
+    for come in (True, False):
+        async with Scene("a", "b") as scene:
+            if come:
+                await scene.pairs["a"].far.run(make_turn("kept", ids(60)))
+            coming = Candidate(member=Member(node="a", boot="1"), coming=True)
+            scene.directory.candidates.append(coming)
+            await scene.keep("b", ids(30))
+            turn = make_turn("t", ids(60, [1, 2, 3]))
+            assert await scene.puller.take(turn) == 0
+            assert await scene.start(turn) == (60 if come else 30)
+            assert scene.pairs["a"].giver.calls["offer"] == 1
+            assert [name for name, _ in scene.peers.learned] == ([] if come else ["b"])
+            assert not scene.peers.takers["a"].avoids
+
+
 async def test_a_peer_that_is_left_alone_is_not_asked() -> None:
     async with Scene("a", "b") as scene:
         await scene.keep("a", ids(60))

@@ -26,10 +26,22 @@ def member(name: str, **facts: object) -> Member:
     return Member(node=name, boot="1", **facts)  # type: ignore[arg-type]
 
 
-def plan(*candidates: Candidate, here: int = 0, token_s: float = 0.01, layout: CacheLayout = LAYOUT) -> list[Pull]:
+def plan(
+    *candidates: Candidate, here: int = 0, token_s: float = 0.01, layout: CacheLayout = LAYOUT, prompt: int = 10_000
+) -> list[Pull]:
     """The pulls from peers that are all of one speed."""
     speed = Speed(wait_s=0.01, bytes_s=1e6)
-    return list(plan_pulls(candidates, here=here, layout=layout, token_s=token_s, speed=lambda _: speed))
+    return list(plan_pulls(candidates, prompt=prompt, here=here, layout=layout, token_s=token_s, speed=lambda _: speed))
+
+
+def test_what_is_coming_may_be_all_but_the_last_token_and_is_asked_for_first() -> None:
+    a = Candidate(member=member("a"), length=1000, coming=True)
+    b = Candidate(member=member("b"), length=1400)
+    first, second = plan(b, a, prompt=1500)
+    assert (first.member.node, first.tokens, first.coming) == ("a", 1499, True)
+    assert (second.member.node, second.tokens, second.coming) == ("b", 1400, False)
+    assert 0 < first.patience_s < first.budget_s, "some of the time is left for the bytes"
+    assert not plan(Candidate(member=member("a"), coming=True), prompt=1500, here=1400), "less than a page"
 
 
 def test_the_most_saved_time_comes_first() -> None:

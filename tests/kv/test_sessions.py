@@ -12,6 +12,8 @@ import pytest
 
 from dsuf.errors import CheckpointError, ContextTooLong, EngineFailed
 from dsuf.kv import keeper, loader
+from dsuf.kv.directory.entry import describe_coming
+from dsuf.kv.directory.shelf import Shelf
 from dsuf.kv.sessions import Restored
 from dsuf.types import Turn
 from tests.kv.rig import Done, Rig, check_books, ids
@@ -73,6 +75,31 @@ async def test_the_next_turn_waits_for_what_it_goes_on_from_and_for_nothing_else
     assert rig.sessions._held["c"].choice.start == 47
     for name in "bc":
         rig.sessions.release(name)
+    await rig.close()
+
+
+async def test_a_turn_is_expected_until_what_it_leaves_behind_is_kept() -> None:
+    """From the moment it is let in, without a gap; and no longer where nothing comes of it."""
+    rig = Rig(replay_tokens=0)
+    shelf = Shelf(rig.arena, 100)
+    rig.engine.before = lambda name: 0.02 if name.startswith("read") else 0.0
+    turn = make_turn("a", ids(40))
+    coming = describe_coming(await rig.sessions.trace(turn))
+    restored = await rig.begin(turn)
+    assert coming in shelf._held
+    await rig.compute(turn, restored.start)
+    await rig.end(turn)
+    while rig.sessions.counters()["copies"]:
+        assert coming in shelf._held
+        await rig.sessions.kept.wait()
+        await asyncio.sleep(0)
+    kept = len(rig.arena.points())
+    assert coming not in shelf._held and len(shelf) == kept > 1
+    await rig.begin(make_turn("b", ids(30)))
+    assert len(shelf) == kept + 1
+    rig.engine.detach("b")
+    rig.sessions.release("b")
+    assert len(shelf) == kept
     await rig.close()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from dsuf.config import Settings, load_settings
 from dsuf.errors import CommandError
+from dsuf.kv import pulls
 from dsuf.kv.directory import fleet as directory
 from dsuf.node import fleet
 from dsuf.node.fleet import FleetNode, check_fleet, open_board, read_credentials, read_secret
@@ -98,6 +99,54 @@ async def test_a_conversation_goes_from_node_to_node(monkeypatch: pytest.MonkeyP
         assert b.read_metric('dsuf_peer_connections{transport="tcp"}') == 1
         assert b.read_metric("dsuf_fleet_members") == 1
         assert b.read_metric("dsuf_fleet_directory_up") == 1
+
+
+def be_slow(place: Place) -> None:
+    """What a turn leaves behind takes its time at `place`, as between the long steps of others."""
+    place.engine.before = lambda name: 0.15 if name in ("read_state", "read_pages") else 0.0
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+async def test_the_next_turn_comes_before_the_last_one_is_kept(monkeypatch: pytest.MonkeyPatch, drafts: int) -> None:
+    """At once, at another node, when nothing was copied or told yet: all of it comes, the reply too."""
+    monkeypatch.setattr(pulls, "UNKNOWN_TOKEN_S", 0.05)
+    async with running(monkeypatch, a="both", b="both") as (a, b):
+        be_slow(a)
+        first = make_turn("one", range(1, 60), max_tokens=8 + 8 * drafts)
+        said = await a.run(first)
+        assert a.sessions.counters()["copies"] > 0
+        second = make_turn("two", (*first.prompt.ids, *said.tokens, 5, 6))
+        reply = await b.run(second)
+        assert reply.tokens == b.engine.cold_tokens(second)
+        assert reply.usage.peer_tokens == len(first.prompt.ids) + len(said.tokens) - 1
+        assert b.fleet._peers.counters()["suspects"] == 0
+
+
+async def test_a_node_that_dies_before_the_last_turn_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next turn, which waits for it, is computed."""
+    monkeypatch.setattr(pulls, "UNKNOWN_TOKEN_S", 0.05)
+    async with running(monkeypatch, a="both", b="both") as (a, b):
+        be_slow(a)
+        first = make_turn("one", range(1, 60))
+        said = await a.run(first)
+        second = make_turn("two", (*first.prompt.ids, *said.tokens, 5, 6))
+        running_b = asyncio.create_task(b.run(second))
+        await until(lambda: a.fleet.facts()["guests"]["turns"] > 0)  # type: ignore[index]
+        await a.fleet.close()
+        reply = await running_b
+        assert reply.tokens == b.engine.cold_tokens(second)
+        assert reply.usage.peer_tokens == 0
+
+
+async def test_a_node_that_leaves_gives_away_what_is_not_kept_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch, a="both", b="both") as (a, b):
+        be_slow(a)
+        said = await a.run(make_turn("one", range(1, 60)))
+        a.fleet.begin_drain()
+        assert await a.fleet.leave(5.0) == 1
+        await a.fleet.close()
+        reply = await b.run(make_turn("two", (*range(1, 60), *said.tokens, 5, 6)))
+        assert reply.usage.host_tokens == 66
 
 
 async def test_a_node_with_another_secret_gets_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

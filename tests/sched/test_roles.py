@@ -26,7 +26,9 @@ class Watched(LocalGiver):
     early = 0
     fault: Callable[[str], float] = staticmethod(lambda call: 0.0)
 
-    async def offer(self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None) -> Offer | None:
+    async def offer(
+        self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None, patience_s: float = 0.5
+    ) -> Offer | None:  # fmt: skip
         await asyncio.sleep(self.fault("offer"))
         offer = await super().offer(turn, pages, compute)
         self.early += offer is not None and offer.point is None

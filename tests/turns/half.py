@@ -123,9 +123,11 @@ class UnsteadyGiver(LocalGiver):
 
     before: Callable[[str], float]
 
-    async def offer(self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None) -> Offer | None:
+    async def offer(
+        self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None, patience_s: float = 0.5
+    ) -> Offer | None:  # fmt: skip
         await asyncio.sleep(self.before("offer"))
-        return await super().offer(turn, pages, compute, trace)
+        return await super().offer(turn, pages, compute, trace, patience_s)
 
     async def read(self, offer: Offer, pieces: Sequence[Piece], into: Sequence[memoryview]) -> None:
         await asyncio.sleep(self.before("read"))

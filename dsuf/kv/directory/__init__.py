@@ -9,6 +9,9 @@ Imports `kv`, `types`, `errors` and `observe`; only `redis_board` and `redis_cli
 - *An entry* is a prefix: a chain digest over whole pages, or a commit point behind one, as a digest of what it needs of
   a prompt. Digests cover fingerprint, salt, page size, tokens and pictures. Of whole pages each eighth one is told and
   the last one of each branch. A holder is a node in one of its boots.
+- *What is coming* is told before it is there: from the moment on at which a turn is let in until what it leaves behind
+  is kept, an entry says that a node works on its prompt. So the next turn, which may come to another node the moment
+  the reply ends, knows whom to ask, however busy that node is. It stands for no length: the reply is not known yet.
 - *One writer a record.* A node keeps its entries in one Redis hash, with a number that each change makes one larger.
   Change, number and announcement are one script, so whoever has number n and hears of n + 1 is up to date. Who hears of
   a later one reads the hash. A beat, each second, tells the number too: what is lost is missed at the next beat.

@@ -18,10 +18,12 @@ Rests = tuple[tuple[int, int], ...]
 
 
 class Found(msgspec.Struct):
-    """What one holder keeps of a prompt: a state that it can use at `length` (0: none), its first `pages` pages."""
+    """What one holder keeps of a prompt: a state that it can use at `length` (0: none), its first `pages` pages; and
+    whether more may be `coming`, since a turn is there that the prompt goes on from."""
 
     length: int = 0
     pages: int = 0
+    coming: bool = False
 
 
 class Book:
@@ -90,7 +92,7 @@ class Book:
             if key in rests:
                 for rest_tokens, _ in rests[key]:
                     self._find_points(trace, pages, rest_tokens, found)
-        return {holder: seen for holder, seen in found.items() if seen.length or seen.pages}
+        return {holder: seen for holder, seen in found.items() if seen.length or seen.pages or seen.coming}
 
     def _find_points(self, trace: Trace, pages: int, rest_tokens: int, found: dict[int, Found]) -> None:
         """Add those that share the first `pages` pages of `trace` and the next `rest_tokens` tokens."""
@@ -104,7 +106,8 @@ class Book:
             length = usable_tokens(point.length, point.spare, point.repeats, common=common, prompt=trace.length)
             for holder in self._holders[entry]:
                 seen = found.setdefault(holder, Found())
-                seen.length = max(seen.length, length)
+                seen.coming = seen.coming or (point.coming and length > 0)
+                seen.length = max(seen.length, 0 if point.coming else length)
 
     def _add_point(self, point: PointEntry, entry: bytes) -> None:
         self._points[point.rest] = self._points.get(point.rest, b"") + entry

@@ -37,11 +37,13 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A member that probably keeps the beginning of a prompt: a state from which it can go on at `length` (0: none, and
-    up to the few positions that the state can spare less), and at least its first `whole_pages` pages."""
+    up to the few positions that the state can spare less), and at least its first `whole_pages` pages. Where more is
+    `coming`, a turn is there that the prompt goes on from, and what it leaves behind is not told yet."""
 
     member: Member
     length: int = 0
     whole_pages: int = 0
+    coming: bool = False
 
     @property
     def stateful(self) -> bool:
@@ -53,6 +55,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         behind whole pages (0: whole pages alone are of no use)."""
         replayed = self.whole_pages * page_tokens - replay_tokens if replay_tokens else 0
         return max(self.length, replayed)
+
+    def most(self, prompt: int, page_tokens: int, replay_tokens: int) -> int:
+        """The position from which on a turn with a prompt of so many tokens would compute with all that may be there,
+        what is coming among it."""
+        return prompt - 1 if self.coming else self.start(page_tokens, replay_tokens)
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +79,8 @@ class Directory(Protocol):
         """Take part. Returns when the fleet is known and knows this node, or after a short time: it goes on then."""
 
     def find(self, trace: Trace, *, replay_tokens: int = 0) -> list[Candidate]:
-        """The other members that keep something of use of `trace`, those with the most first; of equals the least
-        loaded. With `replay_tokens` whole pages are of use too."""
+        """The other members that keep something of use of `trace`, or will, those with the most first; of equals the
+        least loaded. With `replay_tokens` whole pages are of use too."""
 
     def members(self) -> list[Member]:
         """The other members that live, by name."""

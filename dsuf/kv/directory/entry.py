@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from dsuf.kv.point import CommitPoint, HostPage
-from dsuf.kv.trace import ID_BYTES, Trace, digest
+from dsuf.kv.trace import END_TOKENS, ID_BYTES, Trace, digest
 from dsuf.types import Span
 
 PAGE_BYTES = 16
@@ -17,6 +17,7 @@ STRIDE_PAGES = 8
 """Of the pages of a branch each one whose number is a multiple of this is told, and the last one."""
 _POINT = struct.Struct(">16s16s16sIIIB")
 POINT_BYTES = _POINT.size
+_REPEATS, _COMING = 1, 2
 
 
 class PointEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +25,8 @@ class PointEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     A prompt has no use of it unless it shares the next `rest_tokens` tokens, and the pictures that begin in them:
     `rest` is their digest; `whole` is that of all up to `length`. `spare` says how many of the last positions any
-    prompt can do without, `repeats` is that of the state.
+    prompt can do without, `repeats` is that of the state. One that is `coming` is no state: a turn is there whose
+    prompt has these tokens, and leaves one behind them, nobody knows yet where.
     """
 
     anchor: bytes
@@ -34,11 +36,13 @@ class PointEntry(msgspec.Struct, frozen=True, kw_only=True):
     length: int
     spare: int
     repeats: bool
+    coming: bool = False
 
     def encode(self) -> bytes:
         """The entry as bytes."""
         return _POINT.pack(
-            self.anchor, self.rest, self.whole, self.rest_tokens, self.length, self.spare, self.repeats
+            self.anchor, self.rest, self.whole, self.rest_tokens, self.length, self.spare,
+            _REPEATS * self.repeats + _COMING * self.coming,
         )  # fmt: skip
 
 
@@ -59,6 +63,19 @@ def describe_point(point: CommitPoint) -> bytes:
     ).encode()  # fmt: skip
 
 
+def describe_coming(prompt: Trace) -> bytes:
+    """The entry of a turn with this prompt; b"" where that is too short to be of use to others."""
+    length = prompt.length - END_TOKENS
+    if length < prompt.page_tokens:
+        return b""
+    pages, rest_tokens = divmod(length, prompt.page_tokens)
+    rest = digest_rest(prompt, pages, rest_tokens)
+    return PointEntry(
+        anchor=prompt.chain[pages], rest=rest, whole=rest, rest_tokens=rest_tokens, length=length, spare=0,
+        repeats=False, coming=True,
+    ).encode()  # fmt: skip
+
+
 def digest_rest(trace: Trace, pages: int, tokens: int) -> bytes:
     """The digest of the `tokens` tokens of `trace` after its first `pages` pages, as entries have it; b"" where it has
     less."""
@@ -75,13 +92,13 @@ def is_entry(entry: bytes) -> bool:
 
 
 def read_point(entry: bytes) -> PointEntry | None:
-    """The commit point that `entry` tells of, None where it tells of pages."""
+    """The commit point that `entry` tells of, or the turn that will leave one; None where it tells of pages."""
     if len(entry) == PAGE_BYTES:
         return None
-    anchor, rest, whole, rest_tokens, length, spare, repeats = _POINT.unpack(entry)
+    anchor, rest, whole, rest_tokens, length, spare, flags = _POINT.unpack(entry)
     return PointEntry(
         anchor=anchor, rest=rest, whole=whole, rest_tokens=rest_tokens, length=length, spare=spare,
-        repeats=bool(repeats),
+        repeats=bool(flags & _REPEATS), coming=bool(flags & _COMING),
     )  # fmt: skip
 
 

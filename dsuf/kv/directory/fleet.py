@@ -53,18 +53,21 @@ class FleetDirectory:
             log_event("fleet not reached yet", level="warning", reason=self.health().trouble)
 
     def find(self, trace: Trace, *, replay_tokens: int = 0) -> list[Candidate]:
-        """The other members that keep something of use of `trace`, those with the most first; of equals the least
-        loaded."""
+        """The other members that keep something of use of `trace`, or will, those with the most first; of equals the
+        least loaded."""
+        size = trace.page_tokens
         candidates = []
         for holder, found in self._book.find(trace).items():
             member = self._roster.member(holder)
             if member is not None:
-                candidate = Candidate(member=member, length=found.length, whole_pages=found.pages)
-                if candidate.start(trace.page_tokens, replay_tokens) > 0:
+                candidate = Candidate(
+                    member=member, length=found.length, whole_pages=found.pages, coming=found.coming
+                )  # fmt: skip
+                if candidate.most(trace.length, size, replay_tokens) > 0:
                     candidates.append(candidate)
         return sorted(
             candidates,
-            key=lambda c: (-c.start(trace.page_tokens, replay_tokens), c.member.load, c.member.node, c.member.boot),
+            key=lambda c: (-c.most(trace.length, size, replay_tokens), c.member.load, c.member.node, c.member.boot),
         )
 
     def members(self) -> list[Member]:

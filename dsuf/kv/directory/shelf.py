@@ -5,8 +5,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from dsuf.kv.arena import Arena
-from dsuf.kv.directory.entry import STRIDE_PAGES, describe_page, describe_point
+from dsuf.kv.directory.entry import STRIDE_PAGES, describe_coming, describe_page, describe_point
 from dsuf.kv.point import CommitPoint, HostPage
+from dsuf.kv.trace import Trace
 
 
 class Changes(NamedTuple):
@@ -67,6 +68,16 @@ class Shelf:
     def drop_point(self, point: CommitPoint) -> None:
         """A state went."""
         self._remove(describe_point(point))
+
+    def expect(self, prompt: Trace) -> None:
+        """A turn with this prompt came."""
+        if entry := describe_coming(prompt):
+            self._add(entry)
+
+    def expect_no_more(self, prompt: Trace) -> None:
+        """A turn with this prompt left, and what it leaves behind is kept."""
+        if (entry := describe_coming(prompt)) in self._held:  # it may have come before anybody listened
+            self._remove(entry)
 
     def take(self, limit: int) -> Changes:
         """The first `limit` changes, which wait no longer."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dsuf.errors import PeerError, PeerLost
 from dsuf.kv.calls import work
-from dsuf.kv.handoff import Offer, Piece
+from dsuf.kv.handoff import WAIT_S, Offer, Piece
 from dsuf.kv.trace import ID_BYTES, Trace
 from dsuf.kv.transport.data import STALL_S
 from dsuf.kv.transport.fallback import FallbackMover
@@ -99,13 +99,15 @@ class PeerGiver:
         """Whether a connection stands."""
         return self._line is not None and self._line.link.is_open
 
-    async def offer(self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None) -> Offer | None:
+    async def offer(
+        self, turn: Turn, pages: int, compute: bool = True, trace: Trace | None = None, patience_s: float = WAIT_S
+    ) -> Offer | None:  # fmt: skip
         """As `Giver.offer`. The lease's time counts from now."""
         line = await self._connect()
         order = None if turn.id in line.known else await self._pack(line, turn, trace)
         while True:
             asked_s = asyncio.get_running_loop().time()
-            answer = await line.link.ask(Ask(turn.id, pages, compute, order), self._ask_s)
+            answer = await line.link.ask(Ask(turn.id, pages, compute, order, patience_s), self._ask_s)
             if not isinstance(answer, Failed):
                 break
             if order is not None:

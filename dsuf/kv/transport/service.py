@@ -33,6 +33,9 @@ from dsuf.types import Turn
 MOST_TURNS = 1024
 """Turns that one peer may ask for at a time."""
 
+MOST_PATIENCE_S = 30.0
+"""Longest time for which a peer can have this node wait for what it is about to keep."""
+
 Invited = Callable[[Turn], Awaitable[bool]]
 """Asked to take what a peer keeps of a turn's prompt: whether it will."""
 
@@ -117,7 +120,8 @@ class GiverService:
                 await self._read(asked, body, body.order)
             if asked.turn is None or self._turns.get(body.turn) is not asked:
                 raise PeerError("the turn was left, or is not here yet")
-            offer = await self._giver.offer(asked.turn, body.pages, body.compute, asked.trace)
+            patience_s = min(max(0.0, body.patience_s), MOST_PATIENCE_S)
+            offer = await self._giver.offer(asked.turn, body.pages, body.compute, asked.trace, patience_s)
         finally:
             asked.busy -= 1
             asked.last_s = asyncio.get_running_loop().time()

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from dsuf.errors import PeerError
-from dsuf.kv.handoff import Offer
+from dsuf.kv.handoff import WAIT_S, Offer
 from dsuf.kv.trace import Trace, make_trace
 from dsuf.kv.transport.queue_pair import QueuePairEnd, RemoteMemory
 from dsuf.types import CacheLayout, Turn
@@ -37,6 +37,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     pages: int
     compute: bool
     order: Order | None = None
+    patience_s: float = WAIT_S
 
 
 class Offered(msgspec.Struct, frozen=True, array_like=True, tag="offered"):
@@ -169,7 +170,7 @@ def decode(frame: bytes) -> Message:
 def pack_turn(turn: Turn, trace: Trace | None = None) -> Order:
     """`turn`, with the `trace` of its prompt where that is known, for the way. In a thread."""
     prompt = msgspec.structs.replace(turn.prompt, ids=())
-    rest = msgspec.structs.replace(turn, prompt=prompt)
+    rest = msgspec.structs.replace(turn, prompt=prompt, constraint=None)  # it is for who generates
     if trace is not None:
         return Order(np.frombuffer(trace.ids, "<i8").astype("<u4").tobytes(), rest, b"".join(trace.chain[1:]))
     # Piece by piece, since other threads stand still meanwhile.

@@ -125,6 +125,39 @@ def test_only_what_is_kept_is_told() -> None:
     assert find(read_shelf(shelf), range(30)) == Found()
 
 
+def test_a_turn_is_told_as_long_as_it_is_here() -> None:
+    """It may come twice; the next prompt may differ in its last tokens, as where it opens the reply, but not before."""
+    arena, prompt = make_small_arena(100), range(40)
+    shelf = Shelf(arena, 1000)
+    for _ in range(2):
+        arena.expect(make_prompt_trace(prompt))
+    assert len(shelf) == 1
+    for length in (40, 50, 33, 32):
+        expected = Found(coming=True) if length > 32 else Found()
+        assert find(read_shelf(shelf), [*prompt[:length], *range(90, 95)]) == Found(coming=True)
+        assert find(read_shelf(shelf), prompt[:length]) == expected
+    assert find(read_shelf(shelf), [*prompt[:31], *range(90, 110)]) == Found()
+    assert find(read_shelf(shelf), range(60), salt="other") == Found()
+    put(arena, prompt)
+    assert find(read_shelf(shelf), range(60)) == Found(40, coming=True)
+    arena.expect_no_more(make_prompt_trace(prompt))
+    assert find(read_shelf(shelf), range(60)).coming
+    arena.expect_no_more(make_prompt_trace(prompt))
+    assert find(read_shelf(shelf), range(60)) == Found(40)
+
+
+def test_a_turn_of_less_than_a_page_is_not_told_nor_one_that_was_here_before() -> None:
+    arena = make_small_arena(100)
+    early, short = make_prompt_trace(range(40)), make_prompt_trace(range(15))
+    arena.expect(early)
+    shelf = Shelf(arena, 1000)
+    arena.expect(short)
+    assert len(shelf) == 0
+    for trace in (early, short):
+        arena.expect_no_more(trace)
+    assert len(shelf) == shelf.unsent == 0
+
+
 def test_changes_are_taken_once_in_order_and_opposite_ones_come_to_nothing() -> None:
     arena = make_small_arena(100)
     shelf = Shelf(arena, 1000)

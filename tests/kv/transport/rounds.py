@@ -4,13 +4,13 @@ import asyncio
 import random
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from dsuf.kv import taker
 from dsuf.kv.handoff import Offer
 from dsuf.kv.taker import Taker
-from dsuf.kv.trace import Trace
 from dsuf.kv.transport.memory import Fault, Plan, through_memory
 from dsuf.kv.transport.peer import PeerGiver
 from dsuf.kv.transport.server import PeerServer
@@ -61,8 +61,8 @@ class Unsteady(Pair):
         """The reader believes in its lease long after the giver has ended it, and reads what took its place."""
         offer = self.giver.offer
 
-        async def offer_longer(turn: Turn, pages: int, compute: bool, trace: Trace | None = None) -> Offer | None:
-            found = await offer(turn, pages, compute, trace)
+        async def offer_longer(turn: Turn, pages: int, *rest: Any) -> Offer | None:
+            found = await offer(turn, pages, *rest)
             return None if found is None else msgspec.structs.replace(found, ttl_s=50 * LEASE_S)
 
         self.giver.offer = offer_longer  # type: ignore[method-assign]

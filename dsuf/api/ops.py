@@ -65,9 +65,9 @@ async def report_facts(_request: web.Request, parts: Parts) -> web.Response:
             "clamp_max_tokens": settings.clamp_max_tokens,
             "body_limit_bytes": settings.body_limit_bytes,
             "keep_alive_s": settings.keep_alive_s,
-            "constrained_decoding": False,
+            "constrained_decoding": parts.masks is not None,
             "pictures": False,
-            "logprobs": False,
+            "logprobs": parts.facts.logprobs,
             "node": dict(parts.status.facts()),
         }
     )

@@ -11,6 +11,7 @@ from dsuf.api.keyring import Keyring
 from dsuf.api.outbox import Outbox
 from dsuf.api.quota import Quotas
 from dsuf.observe.traces import TurnTrace
+from dsuf.recipe.masks import Masks
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import EngineFacts, Submit
 
@@ -99,7 +100,7 @@ SETTINGS = web.AppKey("settings", Settings)
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `build_app` needs."""
+    """Everything `build_app` needs; `masks` where the engine keeps to constraints."""
 
     submit: Submit
     vocabulary: Vocabulary
@@ -107,6 +108,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     metrics: Metrics
     settings: Settings
+    masks: Masks | None = None
     keys: Keyring = msgspec.field(default_factory=Keyring)
     quotas: Quotas = msgspec.field(default_factory=Quotas)
     traces: Traces | None = None

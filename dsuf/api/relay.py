@@ -6,7 +6,7 @@ from functools import partial
 from dsuf.api.exchange import Exchange
 from dsuf.api.failure import internal_error
 from dsuf.api.sse import EventStream, frame
-from dsuf.errors import RequestError
+from dsuf.errors import EngineFailed, RequestError
 from dsuf.observe.log import log_event
 from dsuf.recipe.reader import Reader
 from dsuf.types import Event, StepResult, Ticket, Usage
@@ -70,11 +70,13 @@ class Relay:
         """The events of one step; raises what went wrong in an earlier one."""
         if self._error is not None:
             raise self._error
+        if result.fault is not None:
+            raise EngineFailed(f"the reply could not be kept to its format: {result.fault}")
         if not self._decoding:
             self._note(result)
         events = [] if self._opened else self.reader.open(self._prompt_usage(result))
         self._opened = True
-        events += self.reader.feed(result.ids)
+        events += self.reader.feed(result.ids, result.logprobs)
         if self.reader.finished:
             # A stop string: what else the engine makes, or has made in this step, is not wanted.
             self._ticket.cancel("stop", self.reader.completion_tokens)

@@ -65,12 +65,16 @@ async def _render(request: web.Request, parts: Parts, dialect: Dialect) -> tuple
     settings, exchange = parts.settings, request[EXCHANGE]
     body = await read_body(request, limit_bytes=settings.body_limit_bytes, timeout_s=settings.body_timeout_s)
     exchange.mark_rendering()
-    limits = Limits(context_tokens=settings.context_tokens, clamp_max_tokens=settings.clamp_max_tokens)
+    limits = Limits(
+        context_tokens=settings.context_tokens,
+        clamp_max_tokens=settings.clamp_max_tokens,
+        logprobs=parts.facts.logprobs,
+    )
 
     def convert() -> tuple[Reading, Rendered]:
         reading = dialect.read(body)
         salt = make_salt(exchange.tenant, reading.user)
-        rendered = render(dialect.protocol, reading.body, parts.vocabulary, limits, salt=salt)
+        rendered = render(dialect.protocol, reading.body, parts.vocabulary, limits, salt=salt, masks=parts.masks)
         if reading.refusal is not None:
             raise reading.refusal
         return reading, rendered
@@ -95,6 +99,7 @@ def _make_turn(request: web.Request, rendered: Rendered, reading: Reading, terms
         tenant=request[EXCHANGE].tenant or reading.user[:_USER_LIMIT],
         priority=terms.priority or 0,
         timeout_s=terms.timeout_s,
+        constraint=rendered.constraint,
     )
 
 

@@ -18,6 +18,8 @@ The file is JSON: `{"rules": [{…}, …]}`. The first rule that fits a turn ans
 
 Its pages hold the ids of their positions; a prompt is compared with them before it is answered, so wrong pages show.
 
+A constraint changes nothing: a reply is what the file says. Log-probabilities are made up, every token being certain.
+
 Imports `types` and `errors`. The tokenizer comes in as two functions.
 """
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsuf.engine_scripted.script import Rule
-from dsuf.types import Finish, PrefillRange, StepResult, Turn
+from dsuf.types import Finish, Logprob, PrefillRange, StepResult, Turn
 
 PAGE_TOKENS: Final = 128
 ID: Final = np.dtype("<i8")
@@ -87,7 +87,8 @@ class ScriptedTurn:
         self.sent += len(ids)
         finish = self._finish(len(ids) < tokens) if self.sent >= self.before_end else None
         self.ended = finish is not None
-        return StepResult(turn=self.name, ids=ids, prefilled=self.prompt_tokens, finish=finish)
+        rated = () if (top := self.turn.sampling.logprobs) is None else rate(ids, top)
+        return StepResult(turn=self.name, ids=ids, prefilled=self.prompt_tokens, logprobs=rated, finish=finish)
 
     def _finish(self, cut: bool) -> Finish | None:
         """Whether the tokens up to `sent` are the last ones; `cut` says that there were fewer than asked for."""
@@ -107,3 +108,8 @@ class ScriptedTurn:
         """What the pages hold for the first `length` positions."""
         held: I64 = self.rows[self.pages[: -(-length // PAGE_TOKENS)]].reshape(-1)[:length]
         return held
+
+
+def rate(ids: Sequence[int], top: int) -> tuple[Logprob, ...]:
+    """Log-probabilities as if every token were certain, with the `top` ids from it on, each half as likely again."""
+    return tuple((0.0, tuple((token + place, 0.0 - 0.7 * place) for place in range(top))) for token in ids)

@@ -17,6 +17,7 @@ from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Setup, find_lack
 from dsuf.engine_scripted import ScriptedEngine, load_script
 from dsuf.errors import CommandError, DeviceError, EngineFailed
+from dsuf.recipe.masks import Masks
 from dsuf.recipe.vocabulary import Vocabulary, load_vocabulary
 from dsuf.reference.engine import ReferenceEngine
 from dsuf.reference.pages import PAGE_TOKENS
@@ -31,11 +32,12 @@ EngineName = Literal["reference", "scripted", "cuda"]
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served: its directory, vocabulary and sizes. Weights are not loaded yet."""
+    """What is served: its directory, vocabulary with masks over it, and sizes. Weights are not loaded yet."""
 
     directory: Path
     config: ModelConfig
     vocabulary: Vocabulary
+    masks: Masks
 
 
 def find_directory(settings: Settings) -> Path:
@@ -66,7 +68,8 @@ def find_cache(settings: Settings) -> Path:
 def open_model(directory: Path) -> Model:
     """Read configuration and tokenizer; raises `CheckpointError`."""
     config = load_config(directory / "config.json")
-    return Model(directory=directory, config=config, vocabulary=load_vocabulary(directory))
+    vocabulary = load_vocabulary(directory)
+    return Model(directory=directory, config=config, vocabulary=vocabulary, masks=Masks(vocabulary, config.vocab_size))
 
 
 def pick_engine(settings: Settings) -> EngineName:
@@ -96,6 +99,8 @@ def foresee_facts(settings: Settings, model: Model) -> EngineFacts:
         vocabulary=model.config.vocab_size,
         eos_id=model.vocabulary.eos_id,
         max_drafts=block,
+        constrains=name != "cuda",
+        logprobs=name != "cuda",
     )
 
 
@@ -129,6 +134,7 @@ def load_engine(settings: Settings, model: Model, progress: Callable[[int], None
             prefill=settings.prefill,
             pages=pages,
             speculation=speculation if settings.drafts else None,
+            open_mask=model.masks.open,
             progress=progress,
         )
     except (MemoryError, OverflowError, ValueError) as error:

@@ -196,6 +196,7 @@ class Node:
             submit=self.gate,
             vocabulary=model.vocabulary,
             facts=facts,
+            masks=model.masks if facts.constrains else None,
             status=self.pulse,
             metrics=self.metrics,
             keys=self.reload.keys,

@@ -11,7 +11,7 @@ from deepseek_recipe import InferenceChunk, InferenceFinishReason, PromptUsage, 
 from dsuf.recipe.conversion import Conversion
 from dsuf.recipe.tail import Tail
 from dsuf.recipe.vocabulary import Vocabulary
-from dsuf.types import Event, Finish, Usage
+from dsuf.types import Event, Finish, Logprob, Usage
 
 _REASONS = {"stop": InferenceFinishReason.Stop, "length": InferenceFinishReason.Length}
 _DECODER = json.JSONDecoder()
@@ -74,18 +74,19 @@ class Reader:
         prompt_usage = PromptUsage(prompt_tokens=counts[0], prompt_cache_hit_tokens=counts[1])
         return self._take(self._processor.push(InferenceChunk.ready(prompt_usage=prompt_usage)))
 
-    def feed(self, ids: tuple[int, ...]) -> list[Event]:
-        """Read the ids of one step."""
+    def feed(self, ids: tuple[int, ...], logprobs: tuple[Logprob, ...] = ()) -> list[Event]:
+        """Read the ids of one step, with the log-probability of each if they were asked for."""
         if not ids:
             return []
         self.steps += 1
         self._saw_markup = self._saw_markup or self._dsml_id in ids
         if not self._one_by_one and self._tail.releases(ids):
-            return self._push(ids)
+            return self._push(ids, logprobs)
         events: list[Event] = []
         for piece in [(token,) for token in ids] if self._one_by_one else self._tail.cut(ids):
             self._tail.add(piece)
-            events += self._push(piece)
+            events += self._push(piece, logprobs[: len(piece)])
+            logprobs = logprobs[len(piece) :]
             if self.finished:
                 break
         return events
@@ -110,10 +111,10 @@ class Reader:
         events = [] if self._opened else self.open(self._usage)
         return events + self._form.fail(message)
 
-    def _push(self, piece: Sequence[int]) -> list[Event]:
+    def _push(self, piece: Sequence[int], logprobs: Sequence[Logprob]) -> list[Event]:
         """Give `piece` to the library."""
         self.completion_tokens += len(piece)
-        events = self._take(self._processor.push(InferenceChunk.tokens(piece)))
+        events = self._take(self._processor.push(InferenceChunk.tokens(piece, logprobs or None)))
         self.finished = self._processor.finished
         return events
 

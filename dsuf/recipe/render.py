@@ -12,6 +12,7 @@ from deepseek_recipe import ConversationRequest
 
 from dsuf.errors import UnsupportedFeature
 from dsuf.recipe.completion import convert_completion
+from dsuf.recipe.constraints import find_constraint
 from dsuf.recipe.conversion import (
     Conversion,
     ConversionRefused,
@@ -22,41 +23,41 @@ from dsuf.recipe.conversion import (
     convert_responses,
     read,
 )
+from dsuf.recipe.masks import Masks
 from dsuf.recipe.reader import Reader
 from dsuf.recipe.vocabulary import Vocabulary
-from dsuf.types import Prompt, Sampling
+from dsuf.types import Constraint, Prompt, Sampling
 
 CONVERT: dict[Protocol, Convert] = {
     "chat": convert_chat, "messages": convert_messages, "responses": convert_responses,
     "completions": convert_completion,
 }  # fmt: skip
-_CONSTRAINTS = {
-    "json": ("response_format", "JSON output (`response_format` json_object or json_schema) is"),
-    "regex": ("response_format", "regex output (`response_format` regex) is"),
-    "tool_call_required": ("tool_choice", "a required or named `tool_choice` is"),
-}
 _LARGEST_SEED = 2**63
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The served context, and whether a `max_tokens` beyond what the prompt leaves of it is lowered to that."""
+    """The served context, whether a `max_tokens` beyond what the prompt leaves of it is lowered to that, and whether
+    the engine tells of log-probabilities."""
 
     context_tokens: int
     clamp_max_tokens: bool = True
+    logprobs: bool = True
 
 
 class Rendered:
     """A validated request: what to generate from, and how its reply is read.
 
-    `constraint` is the kind that the library found ("tool_call" where tools may be called; such a reply needs no mask).
+    `constraint` is what its tokens are chosen under, if anything.
     """
 
-    def __init__(self, conversion: Conversion, prompt: Prompt, sampling: Sampling) -> None:
+    def __init__(
+        self, conversion: Conversion, prompt: Prompt, sampling: Sampling, constraint: Constraint | None = None
+    ) -> None:
         self.model = conversion.model
         self.prompt = prompt
         self.sampling = sampling
         self.stream = conversion.request.stream
-        self.constraint = _constraint(conversion.request)
+        self.constraint = constraint
         self._conversion = conversion
 
     def open_reader(
@@ -66,19 +67,22 @@ class Rendered:
         return Reader(self._conversion, reply_id, vocabulary, folds=folds, live_usage=live_usage)
 
 
-def render(protocol: Protocol, body: bytes, vocabulary: Vocabulary, limits: Limits, *, salt: str = "") -> Rendered:
-    """Validate, convert and encode `body`.
+def render(
+    protocol: Protocol, body: bytes, vocabulary: Vocabulary, limits: Limits, *, salt: str = "",
+    masks: Masks | None = None,
+) -> Rendered:  # fmt: skip
+    """Validate, convert and encode `body`; `masks` are those of an engine that keeps to constraints.
 
     Raises `InvalidRequest` (what the library says of it), `ConversionRefused` (with its reply) or `UnsupportedFeature`.
     """
     conversion = read(CONVERT[protocol], body, vocabulary)
     request = conversion.request
-    _refuse_unsupported(request)
+    _refuse_unsupported(request, limits)
     _refuse_hopeless(conversion, vocabulary, limits)
     ids = conversion.encode(vocabulary)
     sampling = _resolve_sampling(conversion, len(ids), limits)
     prompt = Prompt(ids=tuple(ids), opens_in=_opening(conversion), salt=salt)
-    return Rendered(conversion, prompt, sampling)
+    return Rendered(conversion, prompt, sampling, find_constraint(request, prompt, masks))
 
 
 def count_prompt(protocol: Protocol, body: bytes, vocabulary: Vocabulary) -> list[int]:
@@ -88,13 +92,10 @@ def count_prompt(protocol: Protocol, body: bytes, vocabulary: Vocabulary) -> lis
     return conversion.encode(vocabulary)
 
 
-def _refuse_unsupported(request: ConversationRequest) -> None:
+def _refuse_unsupported(request: ConversationRequest, limits: Limits) -> None:
     """Refuse what the library accepts and this server does not do; raises `UnsupportedFeature` naming it."""
-    if request.inference_options.logprobs:
-        raise UnsupportedFeature("log-probabilities (`logprobs`) are not served yet", param="logprobs")
-    if (kind := _constraint(request)) is not None and kind != "tool_call":
-        param, feature = _CONSTRAINTS.get(kind, ("response_format", f"the output constraint {kind} is"))
-        raise UnsupportedFeature(f"{feature} not enforced yet", param=param)
+    if request.inference_options.logprobs and not limits.logprobs:
+        raise UnsupportedFeature("log-probabilities (`logprobs`) are not served by this engine", param="logprobs")
     _refuse_pictures(request)
 
 
@@ -103,12 +104,6 @@ def _refuse_pictures(request: ConversationRequest) -> None:
     for message in request.conversation.messages:
         for source in message.image_sources:
             raise UnsupportedFeature(f"pictures are not served yet ({source.path.lstrip('.')})", param="messages")
-
-
-def _constraint(request: ConversationRequest) -> str | None:
-    """The kind of constraint that the request's output is under."""
-    constraint = request.inference_options.output_constraint
-    return None if constraint is None else constraint.kind
 
 
 def _refuse_hopeless(conversion: Conversion, vocabulary: Vocabulary, limits: Limits) -> None:
@@ -129,6 +124,7 @@ def _resolve_sampling(conversion: Conversion, prompt_tokens: int, limits: Limits
         top_p=1.0 if top_p is None else top_p,
         seed=secrets.randbelow(_LARGEST_SEED) if options.seed is None else options.seed,
         max_tokens=_resolve_max_tokens(conversion.request, prompt_tokens, limits),
+        logprobs=(options.top_logprobs or 0) if options.logprobs else None,
     )
 
 

@@ -30,6 +30,7 @@ class Vocabulary:
     specials: dict[str, int]
     eos_id: int
     dsml_id: int
+    thinking_end_id: int
     size: int
     longest_token: int
     _open_ends: dict[int, bool] = field(default_factory=dict, repr=False)
@@ -103,6 +104,7 @@ def parse_vocabulary(text: str) -> Vocabulary:
         specials=specials,
         eos_id=specials[special_tokens.token(deepseek_recipe.SpecialToken.Eos)],
         dsml_id=specials[special_tokens.token(deepseek_recipe.SpecialToken.Dsml)],
+        thinking_end_id=specials[special_tokens.token(deepseek_recipe.SpecialToken.ThinkingEnd)],
         size=max(entries.values()) + 1,
         # Entries spell bytes as characters, of which a character of text has at least one.
         longest_token=max(map(len, entries)),

@@ -18,11 +18,24 @@ from dsuf.errors import CheckpointError, ContextTooLong, EngineFailed, QueueFull
 from dsuf.reference.arithmetic import F32, I64, OFFICIAL, Arithmetic
 from dsuf.reference.cache import SequenceCache
 from dsuf.reference.loader import load_draft, load_model
+from dsuf.reference.logprobs import rate
+from dsuf.reference.masking import Masking
 from dsuf.reference.model import Model, Output, PrefillMode
 from dsuf.reference.pages import PAGE_TOKENS, PagePool, PageTable
 from dsuf.reference.sampler import choose
 from dsuf.reference.speculate import Anchor, Drafter, HeadDrafter, Speculation, speculate
-from dsuf.types import CacheLayout, EngineFacts, Finish, PrefillRange, SessionState, StepPlan, StepResult, Turn
+from dsuf.types import (
+    CacheLayout,
+    EngineFacts,
+    Finish,
+    Logprob,
+    OpenMask,
+    PrefillRange,
+    SessionState,
+    StepPlan,
+    StepResult,
+    Turn,
+)  # fmt: skip
 
 LAYOUT = "reference-3"
 """Names the arrangement of pages and states; part of their fingerprint."""
@@ -39,6 +52,7 @@ class _Attached:
     def __init__(self, turn: Turn, table: PageTable, cache: SequenceCache) -> None:
         self.turn, self.table, self.cache = turn, table, cache
         self.ids = np.array(turn.prompt.ids, np.int64)
+        self.masking: Masking | None = None
         self.waiting = -1
         self.generated = 0
         self.ended = False
@@ -53,9 +67,11 @@ class ReferenceEngine:
     def __init__(
         self, model: Model, name: str, weights: str, *, context_tokens: int, max_turns: int, prefill: PrefillMode,
         pages: int | None = None, drafter: Drafter | None = None, speculation: Speculation | None = None,
+        open_mask: OpenMask | None = None,
     ) -> None:  # fmt: skip
         self.model, self.prefill = model, prefill
         self.drafter, self.speculation = drafter, speculation or Speculation()
+        self.open_mask = open_mask
         self.facts = EngineFacts(
             name=name,
             device=f"CPU, NumPy {np.__version__}, {platform.machine()}",
@@ -64,6 +80,8 @@ class ReferenceEngine:
             vocabulary=model.config.vocab_size,
             eos_id=model.config.eos_token_id,
             max_drafts=model.config.dspark_block_size if drafter else 0,
+            constrains=open_mask is not None,
+            logprobs=True,
         )
         overrun_tokens = max(0, self.facts.max_drafts - 1)  # behind the token that ends the turn
         whole = -(-(self.facts.context_tokens + overrun_tokens) // PAGE_TOKENS)
@@ -84,7 +102,7 @@ class ReferenceEngine:
     def load(
         cls, directory: Path, *, context_tokens: int, max_turns: int, prefill: PrefillMode = "replay",
         pages: int | None = None, arithmetic: Arithmetic = OFFICIAL, speculation: Speculation | None = None,
-        progress: Callable[[int], None] = lambda layer: None,
+        open_mask: OpenMask | None = None, progress: Callable[[int], None] = lambda layer: None,
     ) -> Self:  # fmt: skip
         """Load the checkpoint in `directory`, with its draft head if there is a `speculation`; blocks.
 
@@ -94,7 +112,7 @@ class ReferenceEngine:
         return cls(
             model, "reference", fingerprint(directory), context_tokens=context_tokens, max_turns=max_turns,
             prefill=prefill, pages=pages, drafter=HeadDrafter(load_draft(directory, model)) if speculation else None,
-            speculation=speculation,
+            speculation=speculation, open_mask=open_mask,
         )  # fmt: skip
 
     def attach(self, turn: Turn, pages: Sequence[int]) -> None:
@@ -109,6 +127,7 @@ class ReferenceEngine:
             raise QueueFull(f"All {self.facts.max_turns} places are taken.", retry_after_s=1)
         table = PageTable(self.pool, pages)
         self._turns[turn.id] = _Attached(turn, table, self.model.new_cache(table))
+        self._turns[turn.id].masking = self._open_masking(turn)
 
     def detach(self, turn: str) -> None:
         """Forget `turn` and its cache; unknown turns are ignored."""
@@ -224,10 +243,21 @@ class ReferenceEngine:
         except KeyError:
             raise EngineFailed(f"Turn {turn} is not attached.") from None
 
+    def _open_masking(self, turn: Turn) -> Masking | None:
+        """The mask of `turn`, if it has a constraint; raises `EngineFailed` where this engine keeps to none."""
+        if turn.constraint is None:
+            return None
+        if self.open_mask is None:
+            raise EngineFailed("This engine does not keep to constraints.")
+        return Masking(self.open_mask(turn.constraint), turn.prompt.ids[len(turn.prompt.ids) - turn.constraint.spent :])
+
     def _decode(self, turns: list[_Attached]) -> list[StepResult]:
         """One token for each turn."""
         if not turns:
             return []
+        for turn in turns:
+            if turn.masking is not None:
+                turn.masking.ask()
         output = self.model.forward([(turn.cache, np.array([turn.waiting])) for turn in turns])
         logits = self.model.logits(output, slice(None))
         for row, turn in enumerate(turns):
@@ -238,15 +268,19 @@ class ReferenceEngine:
         """One round of drafts for each turn."""
         if not turns or self.drafter is None:
             return []
-        anchors = [Anchor(turn.cache, turn.waiting, turn.turn.sampling) for turn in turns]
+        anchors = [Anchor(turn.cache, turn.waiting, turn.turn.sampling, turn.masking) for turn in turns]
         rounds = speculate(self.model, self.drafter, anchors, drafts, self.speculation)
-        return [self._take(turn, done.ids, done.verified) for turn, done in zip(turns, rounds, strict=True)]
+        return [
+            self._take(turn, done.ids, done.verified, done.logprobs) for turn, done in zip(turns, rounds, strict=True)
+        ]
 
     def _prefill(self, part: PrefillRange) -> StepResult:
         turn = self._attached(part.turn)
         if part.start != turn.cache.length or not part.start < part.stop <= len(turn.ids):
             raise EngineFailed(f"The plan prefills {part.start} to {part.stop} after {turn.cache.length} positions.")
         last = part.stop == len(turn.ids)
+        if last and turn.masking is not None:
+            turn.masking.ask()
         output = self._prefill_output(turn, part, last=last)
         if output is not None:
             self._feed(turn, output.taps)
@@ -267,9 +301,16 @@ class ReferenceEngine:
 
     def _choose(self, turn: _Attached, logits: F32) -> StepResult:
         """Take the next token of `turn` from its `logits`."""
-        return self._take(turn, (choose(logits, turn.turn.sampling, turn.cache.length),), 0)
+        allowed = logits
+        if turn.masking is not None:
+            turn.masking.apply(allowed := logits[None].copy())
+            allowed = allowed[0]
+        ids = (choose(allowed, turn.turn.sampling, turn.cache.length),)
+        return self._take(turn, ids, 0, rate(logits[None], ids, turn.turn.sampling.logprobs))
 
-    def _take(self, turn: _Attached, ids: tuple[int, ...], drafted: int) -> StepResult:
+    def _take(
+        self, turn: _Attached, ids: tuple[int, ...], drafted: int, logprobs: tuple[Logprob, ...]
+    ) -> StepResult:  # fmt: skip
         """Hand out `ids` up to the end of the turn. The end-of-sentence token ends it and is not handed out.
 
         The cache is cut to what was handed out: a round may have gone beyond the end.
@@ -280,12 +321,15 @@ class ReferenceEngine:
         if finish is None and len(given) == room:
             finish = "length"
         turn.generated += len(given)
+        if turn.masking is not None:
+            turn.masking.take(given)
         turn.waiting, turn.ended = ids[-1], finish is not None
         if len(given) < len(ids):
             turn.cache.truncate(len(turn.ids) + turn.generated)
         return StepResult(
             turn=turn.turn.id, ids=given, prefilled=len(turn.ids), drafted=drafted,
-            accepted=min(len(given), len(ids) - 1), finish=finish,
+            accepted=min(len(given), len(ids) - 1), logprobs=logprobs[: len(given)], finish=finish,
+            fault=turn.masking.fault if turn.masking is not None and finish == "stop" else None,
         )  # fmt: skip
 
 

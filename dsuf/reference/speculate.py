@@ -14,9 +14,11 @@ from dsuf.reference.accept import AcceptanceRule, keep, keep_greedy, residual
 from dsuf.reference.arithmetic import F32, F64, I64, sigmoid
 from dsuf.reference.cache import SequenceCache
 from dsuf.reference.draft import Block, Draft
+from dsuf.reference.logprobs import rate
+from dsuf.reference.masking import Masking
 from dsuf.reference.model import Model
 from dsuf.reference.sampler import Purpose, choose, distribution, pick_by_mass, uniform
-from dsuf.types import Sampling
+from dsuf.types import Logprob, Sampling
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,11 +29,12 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Anchor(NamedTuple):
-    """A turn at the start of a round: its cache, the token that comes next, and how it samples."""
+    """A turn at the start of a round: its cache, the token that comes next, how it samples, and from what."""
 
     cache: SequenceCache
     token: int
     sampling: Sampling
+    masking: Masking | None = None
 
 
 class Round(NamedTuple):
@@ -39,6 +42,7 @@ class Round(NamedTuple):
 
     ids: tuple[int, ...]
     verified: int
+    logprobs: tuple[Logprob, ...] = ()
 
     @property
     def accepted(self) -> int:
@@ -88,15 +92,22 @@ def speculate(model: Model, drafter: Drafter, anchors: list[Anchor], limit: int,
         (anchor.cache, np.array([anchor.token, *block.ids[i, : lengths[i]]], np.int64))
         for i, anchor in enumerate(anchors)
     ]
+    for (_, rows_ids), anchor in zip(work, anchors, strict=True):
+        if anchor.masking is not None:
+            anchor.masking.ask(rows_ids[1:].tolist())
     output = model.forward(work)
     logits = model.logits(output, slice(None))
     rounds, first = [], 0
     for i, (anchor, start) in enumerate(zip(anchors, starts, strict=True)):
         rows = slice(first, first + lengths[i] + 1)
-        ids = resolve(logits[rows], block.logits[i, : lengths[i]], block.ids[i, : lengths[i]], anchor, start, how)
+        targets = logits[rows]
+        if anchor.masking is not None:
+            targets = targets.copy()
+            anchor.masking.apply(targets)
+        ids = resolve(targets, block.logits[i, : lengths[i]], block.ids[i, : lengths[i]], anchor, start, how)
         anchor.cache.truncate(start + len(ids))
         drafter.feed(anchor.cache, start, output.taps[first : first + len(ids)])
-        rounds.append(Round(ids, lengths[i]))
+        rounds.append(Round(ids, lengths[i], rate(logits[rows], ids, anchor.sampling.logprobs)))
         first = rows.stop
     return rounds
 

@@ -39,4 +39,7 @@ def continue_turn(ticket: TurnTicket) -> Turn:
     turn = ticket.turn
     prompt = msgspec.structs.replace(turn.prompt, ids=(*turn.prompt.ids, *ticket.ids))
     sampling = msgspec.structs.replace(turn.sampling, max_tokens=turn.sampling.max_tokens - len(ticket.ids))
-    return msgspec.structs.replace(turn, prompt=prompt, sampling=sampling)
+    constraint = turn.constraint
+    if constraint is not None:
+        constraint = msgspec.structs.replace(constraint, spent=constraint.spent + len(ticket.ids))
+    return msgspec.structs.replace(turn, prompt=prompt, sampling=sampling, constraint=constraint)

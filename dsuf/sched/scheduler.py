@@ -84,7 +84,8 @@ class Scheduler:
         """Compute the prompt of `turn` for another node, and keep piece by piece what a turn there goes on from; raises
         as `submit` and reading do."""
         sampling = msgspec.structs.replace(turn.sampling, max_tokens=1)
-        ticket = self._reception.accept(msgspec.structs.replace(turn, id=f"prompt-{turn.id}", sampling=sampling))
+        turn = msgspec.structs.replace(turn, id=f"prompt-{turn.id}", sampling=sampling, constraint=None)
+        ticket = self._reception.accept(turn)
         ticket.for_peer = True
         try:
             async for _ in ticket:

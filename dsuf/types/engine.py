@@ -11,7 +11,10 @@ from dsuf.types.turn import Turn
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the layers above need to know of a loaded engine; a plan may ask it to verify up to `max_drafts` drafts."""
+    """What the layers above need to know of a loaded engine; a plan may ask it to verify up to `max_drafts` drafts.
+
+    `constrains` says whether it keeps to the constraints of turns, `logprobs` whether it tells of log-probabilities.
+    """
 
     name: str
     device: str
@@ -20,6 +23,8 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
     eos_id: int
     max_drafts: int = 0
+    constrains: bool = False
+    logprobs: bool = False
 
 
 class Engine(Protocol):

@@ -7,6 +7,9 @@ import msgspec
 Finish = Literal["stop", "length"]
 """Why generation ended: the end-of-sentence token, or `max_tokens`."""
 
+Logprob = tuple[float, tuple[tuple[int, float], ...]]
+"""A token's log-probability, and those of the likeliest tokens at its place, by id."""
+
 
 class PrefillRange(msgspec.Struct, frozen=True):
     """Positions `start` to `stop` (exclusive) of a turn's prompt; the one that ends the prompt also yields a token."""
@@ -27,10 +30,11 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one step did for one turn.
 
-    `ids` are the new tokens, without the end-of-sentence token. Of the drafts `drafted` were verified and `accepted`
-    kept. `prefilled` is the number of prompt positions that are now in the cache. `finish` is set with the last tokens
-    of a turn. `usage` comes with a turn's first result where some of the prompt was not computed for it; without one,
-    all of it was.
+    `ids` are the new tokens, without the end-of-sentence token; `logprobs` has one for each where the turn asks for
+    them. Of the drafts `drafted` were verified and `accepted` kept. `prefilled` is the number of prompt positions that
+    are now in the cache. `finish` is set with the last tokens of a turn; `fault` comes with it where the turn's
+    constraint could not be kept to the end. `usage` comes with a turn's first result where some of the prompt was not
+    computed for it; without one, all of it was.
     """
 
     turn: str
@@ -38,8 +42,9 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     prefilled: int = 0
     drafted: int = 0
     accepted: int = 0
-    logprobs: tuple[float, ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
     finish: Finish | None = None
+    fault: str | None = None
     usage: "Usage | None" = None
 
 

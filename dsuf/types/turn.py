@@ -5,6 +5,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from dsuf.types.constraint import Constraint
 from dsuf.types.step import StepResult
 
 
@@ -12,13 +13,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How a turn chooses its tokens; every field is resolved, nothing here is "default".
 
     `temperature` 0 is greedy (arg-max, lowest id on ties) and ignores the others. `seed` fixes the tokens whatever else
-    is in the batch.
+    is in the batch. With `logprobs` each token comes with its log-probability and so many of the likeliest ones.
     """
 
     temperature: float
     top_p: float
     seed: int
     max_tokens: int
+    logprobs: int | None = None
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +44,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One request to generate: what the scheduler queues and an engine attaches.
 
     `tenant` is whom fairness counts it for. Of waiting turns those with a lower `priority` go first. `timeout_s` after
-    its submission the turn ends with an error if it has not ended before; None: never.
+    its submission the turn ends with an error if it has not ended before; None: never. Tokens are chosen among those
+    that the `constraint` allows.
     """
 
     id: str
@@ -52,6 +55,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     priority: int = 0
     timeout_s: float | None = None
+    constraint: Constraint | None = None
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import pytest
 
 from dsuf.api.outbox import Outbox
 from dsuf.recipe.reader import Reader
-from dsuf.types import StepResult, Turn
+from dsuf.types import Logprob, StepResult, Turn
 from tests.api.rig import Rig, Step, chat_body, connect, hide_ids, read_events
 
 PIECES = ["Think", "ing</think>", "Some ", "text \U0001f422 with STOP", " in it", " and more"]
@@ -46,11 +46,11 @@ async def test_most_of_a_stream_is_pushed(rig: Rig) -> None:
 async def test_what_fails_while_it_is_pushed_fails_the_reply(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     feed, fed = Reader.feed, list[int]()
 
-    def fail(reader: Reader, ids: tuple[int, ...]) -> Any:
+    def fail(reader: Reader, ids: tuple[int, ...], logprobs: tuple[Logprob, ...] = ()) -> Any:
         fed.append(len(ids))
         if len(fed) == 3:
             raise RuntimeError("no such text")
-        return feed(reader, ids)
+        return feed(reader, ids, logprobs)
 
     monkeypatch.setattr(Reader, "feed", fail)
     rig.play(*["word "] * 6)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dsuf.checkpoint.vocabulary_cut import cut_tokenizer
-from dsuf.errors import CheckpointError, InvalidRequest, UnsupportedFeature
+from dsuf.errors import CheckpointError, InvalidRequest
 from dsuf.recipe.conversion import ConversionRefused
 from dsuf.recipe.names import SERVED_NAMES
 from dsuf.recipe.render import Limits, Rendered, count_prompt, render
@@ -102,14 +102,6 @@ def test_the_longest_token_still_fits(vocabulary: Vocabulary) -> None:
 @pytest.mark.parametrize("name", SERVED_NAMES)
 def test_names(vocabulary: Vocabulary, name: str) -> None:
     assert chat(vocabulary, model=name).model == name
-
-
-def test_tools_need_no_mask(vocabulary: Vocabulary) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    assert chat(vocabulary, tools=tools).constraint == "tool_call"
-    assert chat(vocabulary).constraint is None
-    with pytest.raises(UnsupportedFeature):
-        chat(vocabulary, tools=tools, tool_choice="required", thinking={"type": "disabled"})
 
 
 def test_counting_needs_no_room(vocabulary: Vocabulary) -> None:

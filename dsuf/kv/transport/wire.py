@@ -170,7 +170,7 @@ def decode(frame: bytes) -> Message:
 def pack_turn(turn: Turn, trace: Trace | None = None) -> Order:
     """`turn`, with the `trace` of its prompt where that is known, for the way. In a thread."""
     prompt = msgspec.structs.replace(turn.prompt, ids=())
-    rest = msgspec.structs.replace(turn, prompt=prompt)
+    rest = msgspec.structs.replace(turn, prompt=prompt, constraint=None)  # it is for who generates
     if trace is not None:
         return Order(np.frombuffer(trace.ids, "<i8").astype("<u4").tobytes(), rest, b"".join(trace.chain[1:]))
     # Piece by piece, since other threads stand still meanwhile.

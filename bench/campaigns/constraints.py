@@ -1,0 +1,175 @@
+"""Generated JSON schemas on an engine of random logits: every reply that comes to its end must follow its schema.
+
+The engine is the reference's, with its masks, its drafts and its batches, over a model of noise. Batches of 16 take
+turns: without drafts and with three and five; every second reply thinks first. A part of the schemas is that of a tool
+which must be called. The small model answers some of them too.
+
+    python bench/campaigns/constraints.py [--schemas 2000] [--nano 50] [--publish]
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jsonschema
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.campaigns.tally import Tally
+from bench.noise import open_noise
+from bench.report import publish
+from bench.schemas import Schema, make_schema
+from dsuf.checkpoint.forms import NANO
+from dsuf.node.engines import Model, open_model
+from dsuf.recipe.reader import Reader
+from dsuf.recipe.render import Limits, Rendered, render
+from dsuf.reference.engine import ReferenceEngine
+from dsuf.reference.speculate import Speculation
+from dsuf.types import PrefillRange, StepPlan, StepResult, Turn, Usage
+
+BATCH, REPLY_TOKENS, CONTEXT_TOKENS = 16, 400, 4096
+DRAFTS = (0, 3, 5)
+TOOL_EVERY = 5
+
+
+class Case(NamedTuple):
+    """A schema, what its request was rendered to, and what reads its reply."""
+
+    schema: Schema
+    called: bool
+    rendered: Rendered
+    reader: Reader
+
+
+def make_case(number: int, model: Model) -> Case:
+    """Request `number`: an answer that follows a schema, or a call whose one argument does."""
+    schema, called = make_schema(number), number % TOOL_EVERY == 0
+    body: dict[str, Any] = {
+        "model": "deepseek-flash", "messages": [{"role": "user", "content": f"Give me some json: {number}."}],
+        "temperature": 1, "seed": number, "max_tokens": REPLY_TOKENS,
+        "thinking": {"type": "enabled" if number % 2 and not called else "disabled"},
+    }  # fmt: skip
+    if called:
+        whole = {
+            "type": "object",
+            "properties": {"value": schema},
+            "required": ["value"],
+            "additionalProperties": False,
+        }
+        if "$defs" in schema:
+            whole["$defs"] = schema["$defs"]
+        tool = {"name": "give", "parameters": whole}
+        body |= {"tools": [{"type": "function", "function": tool}], "tool_choice": "required"}
+    else:
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    limits = Limits(context_tokens=CONTEXT_TOKENS)
+    rendered = render("chat", json.dumps(body).encode(), model.vocabulary, limits, masks=model.masks)
+    return Case(schema, called, rendered, rendered.open_reader(f"case-{number}", model.vocabulary))
+
+
+def run_batch(engine: ReferenceEngine, cases: Sequence[Case], drafts: int) -> list[StepResult]:
+    """Answer `cases` at the same time; the last result of each."""
+    last: dict[str, StepResult] = {}
+    readers = {f"turn{place}": case.reader for place, case in enumerate(cases)}
+
+    def take(results: Iterable[StepResult]) -> None:
+        for result in results:
+            readers[result.turn].feed(result.ids)
+            last[result.turn] = result
+
+    pages = engine.layout.pages_for(CONTEXT_TOKENS)
+    for place, (name, case) in enumerate(zip(readers, cases, strict=True)):
+        rendered, case_pages = case.rendered, range(place * pages, (place + 1) * pages)
+        turn = Turn(id=name, prompt=rendered.prompt, sampling=rendered.sampling, constraint=rendered.constraint)
+        engine.attach(turn, case_pages)
+        case.reader.open(Usage(computed_tokens=len(rendered.prompt.ids)))
+        take(engine.run(StepPlan(prefill=(PrefillRange(name, 0, len(rendered.prompt.ids)),))))
+    while going := tuple(name for name, result in last.items() if result.finish is None):
+        take(engine.run(StepPlan(decode=going, drafts=drafts)))
+    for name, reader in readers.items():
+        reader.finish(last[name].finish or "length")
+        engine.detach(name)
+    return list(last.values())
+
+
+def judge(case: Case, result: StepResult, name: str, tally: Tally) -> None:
+    """Count how the reply came out."""
+    whole = json.loads(case.reader.fold())
+    choice, usage = whole["choices"][0], whole["usage"]
+    tally.completion_tokens += usage["completion_tokens"]
+    if result.fault is not None:
+        tally.fault(name, f"{result.fault}: {case.schema}")
+    elif result.finish == "length":
+        tally.count("cut by max_tokens" if choice["finish_reason"] == "length" else "cut, said to be whole")
+    elif problem := find_problem(case, choice["message"]):
+        tally.fault(name, f"{problem}: {case.schema}, {choice['message']}")
+    else:
+        tally.count("called" if case.called else "answered")
+
+
+def find_problem(case: Case, message: dict[str, Any]) -> str:
+    """Why a reply does not follow its schema; empty where it does."""
+    try:
+        if not case.called:
+            _validate(json.loads(message["content"]), case.schema)
+        for call in message.get("tool_calls", ()):
+            _validate(json.loads(call["function"]["arguments"])["value"], case.schema)
+    except (jsonschema.ValidationError, ValueError, KeyError) as error:
+        return f"{type(error).__name__} {str(error).splitlines()[0]}"
+    return "" if not case.called or message.get("tool_calls") else "no call"
+
+
+def _validate(value: object, schema: Schema) -> None:
+    jsonschema.validate(value, schema, jsonschema.Draft202012Validator)
+
+
+def run_schemas(engine: ReferenceEngine, model: Model, numbers: Sequence[int], batch: int, name: str) -> Tally:
+    """Answer the requests `numbers` in batches."""
+    tally = Tally()
+    for first in range(0, len(numbers), batch):
+        cases = [make_case(number, model) for number in numbers[first : first + batch]]
+        drafts = min(DRAFTS[first // batch % len(DRAFTS)], engine.facts.max_drafts)
+        for case, result in zip(cases, run_batch(engine, cases, drafts), strict=True):
+            judge(case, result, f"{name}, {drafts} drafts", tally)
+    return tally
+
+
+def open_nano(model: Model) -> ReferenceEngine:
+    """The small model."""
+    return ReferenceEngine.load(
+        NANO, context_tokens=CONTEXT_TOKENS, max_turns=4, prefill="exact", speculation=Speculation(),
+        open_mask=model.masks.open,
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Run the campaign; 1 if a reply broke its schema."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schemas", metavar="N", type=int, default=2000, help="schemas on random logits")
+    parser.add_argument("--nano", metavar="N", type=int, default=50, help="schemas on the small model")
+    parser.add_argument("--publish", action="store_true", help="keep the figures in bench/results")
+    args = parser.parse_args()
+    model, rows = open_model(NANO), []
+    for name, count, batch, engine in (
+        ("random logits", args.schemas, BATCH, open_noise(model, max_turns=BATCH)),
+        ("dsuf-nano", args.nano, 4, open_nano(model)),
+    ):
+        begun = time.monotonic()
+        tally = run_schemas(engine, model, range(count), batch, name)
+        rows.append(
+            {"engine": name, "schemas": count, "batch": batch, **dict(sorted(tally.done.items())),
+             "broken": tally.fault_count, "tokens": tally.completion_tokens,
+             "seconds": round(time.monotonic() - begun, 1)}
+        )  # fmt: skip
+        print(rows[-1], *tally.faults, sep="\n")
+    if args.publish:
+        publish("constraints", rows)
+    return int(any(row["broken"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

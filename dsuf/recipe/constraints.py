@@ -1,0 +1,89 @@
+"""What a request says of its output -> the constraint that its turn is under."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deepseek_recipe import ConversationRequest, OutputConstraint
+
+from dsuf.errors import InvalidRequest, UnsupportedFeature
+from dsuf.recipe.grammar import write_calls, write_json, write_regex
+from dsuf.recipe.masks import Masks
+from dsuf.types import Constraint, Prompt
+
+_FEATURES = {
+    "json": ("response_format", "JSON output (`response_format` json_object or json_schema)"),
+    "regex": ("response_format", "regex output (`response_format` regex)"),
+    "tool_call_required": ("tool_choice", "a required or named `tool_choice`"),
+}
+
+
+def find_constraint(request: ConversationRequest, prompt: Prompt, masks: Masks | None) -> Constraint | None:
+    """The constraint of the turn that `request` asks for, whose prompt is `prompt`; compiles its grammar.
+
+    Raises `InvalidRequest` where that fails, and `UnsupportedFeature` where there are no `masks` to enforce it with
+    (calls that may be made or not are then left as they come).
+    """
+    wanted: OutputConstraint | None = request.inference_options.output_constraint
+    if wanted is None:
+        return None
+    if masks is None:
+        if wanted.kind == "tool_call":
+            return None
+        param, feature = _FEATURES.get(wanted.kind, ("response_format", f"the output constraint {wanted.kind}"))
+        raise UnsupportedFeature(f"{feature} is not enforced by this engine", param=param)
+    if wanted.kind in ("tool_call", "tool_call_required"):
+        return _constrain_calls(json.loads(wanted.schema), masks, opened=prompt.opens_in == "call")
+    return _constrain_answer(wanted, prompt, masks)
+
+
+def _constrain_answer(wanted: OutputConstraint, prompt: Prompt, masks: Masks) -> Constraint:
+    """A constraint on all of the answer. What the client has begun of it counts as generated."""
+    grammar = _write_answer(wanted.kind, wanted.schema)
+    masks.check(grammar)
+    if prompt.opens_in == "reasoning":
+        return Constraint(grammar=grammar, begins="answer")
+    ids, end_id = prompt.ids, masks.vocabulary.thinking_end_id
+    begun = next((place for place, token in enumerate(reversed(ids)) if token == end_id), 0)
+    if begun and masks.copy(grammar).try_consume_tokens(list(ids[len(ids) - begun :])) < begun:
+        raise InvalidRequest("the beginning of the answer (`prefix`) does not follow the format", param="messages")
+    return Constraint(grammar=grammar, spent=begun)
+
+
+def _write_answer(kind: str, schema: str) -> str:
+    """The grammar of a whole answer."""
+    if kind == "regex":
+        whole = schema.removeprefix("^")
+        return write_regex(whole[:-1] if whole.endswith("$") and not whole.endswith("\\$") else whole)
+    try:
+        return write_json("{}" if schema == "true" else schema)
+    except ValueError as error:
+        raise InvalidRequest(f"the output constraint cannot be compiled: {error}", param="response_format") from error
+
+
+def _constrain_calls(tools: list[Any], masks: Masks, *, opened: bool) -> Constraint:
+    """A constraint on the block of calls. A tool whose schema cannot be compiled may be called with anything, unless it
+    is strict."""
+    functions: list[Mapping[str, Any]] = [tool["function"] for tool in tools]
+    mark_id = masks.vocabulary.dsml_id
+    grammar = write_calls(functions, mark_id, opened=opened)
+    try:
+        masks.check(grammar)
+    except InvalidRequest:
+        loose = _find_loose(functions, mark_id, masks)
+        grammar = write_calls(functions, mark_id, opened=opened, loose=loose)
+        masks.check(grammar)
+    return Constraint(grammar=grammar, begins="now" if opened else "call")
+
+
+def _find_loose(functions: Sequence[Mapping[str, Any]], mark_id: int, masks: Masks) -> frozenset[str]:
+    """The tools whose schemas cannot be compiled; raises `InvalidRequest` if one of them is strict."""
+    loose = set()
+    for function in functions:
+        try:
+            masks.check(write_calls([function], mark_id, opened=True))
+        except InvalidRequest as error:
+            if function.get("strict"):
+                raise InvalidRequest(f"tool {function['name']}: {error.message}", param="tools") from error
+            loose.add(function["name"])
+    return frozenset(loose)

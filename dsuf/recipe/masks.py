@@ -1,0 +1,164 @@
+"""Token masks: what may come next in a turn whose output is under a grammar, by `llguidance`.
+
+A compiled grammar is kept, and turns copy it: the copy costs microseconds. Everything that takes time runs in threads
+of its own, where the library lets others run meanwhile. Until a grammar begins no mask is computed.
+"""
+
+import copy
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from dsuf.errors import InvalidRequest
+from dsuf.recipe.vocabulary import Vocabulary
+from dsuf.types import Allowed, Constraint, Mask
+
+KEPT_GRAMMARS = 64
+_THREADS = 4
+_WORD_BYTES = 4
+
+
+class Masks:
+    """The masks of a model with `width` logits. Its methods may be called from any thread."""
+
+    def __init__(self, vocabulary: Vocabulary, width: int) -> None:
+        self.vocabulary, self.row_bytes = vocabulary, -(-width // 32) * _WORD_BYTES
+        self.only_end, self.all_but_end = _split_at(vocabulary.eos_id, width)
+        self._width = width
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(_THREADS, "masks")
+
+    def check(self, grammar: str) -> None:
+        """Compile `grammar`, or raise `InvalidRequest` with the library's reason; takes its time."""
+        self.copy(grammar)
+
+    def open(self, constraint: Constraint) -> Mask:
+        """The mask of a turn under `constraint`."""
+        return _TurnMask(self, constraint, self._threads)
+
+    def copy(self, grammar: str) -> LLMatcher:
+        """A matcher at the beginning of `grammar`; raises as `check` does."""
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is None:
+                found = self._compile(grammar)
+                self._compiled[grammar] = found
+                if len(self._compiled) > KEPT_GRAMMARS:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return found.deep_copy()
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        if self._tokenizer is None:  # it takes most of a second for the released vocabulary, so not before it is needed
+            text, end_id = _set_apart(self.vocabulary), self.vocabulary.eos_id
+            self._tokenizer = LLTokenizer(text, n_vocab=self._width, eos_token=end_id)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        if matcher.is_error():
+            reason = " ".join(matcher.get_error().split())
+            raise InvalidRequest(f"the output constraint cannot be compiled: {reason}")
+        return matcher
+
+
+class _TurnMask:
+    """`Mask` of one turn."""
+
+    def __init__(self, masks: Masks, constraint: Constraint, threads: ThreadPoolExecutor) -> None:
+        self._place, self._threads = _Place(masks, constraint), threads
+
+    def ask(self, ids: Sequence[int], drafts: Sequence[int]) -> "Future[Allowed]":
+        """See `Mask`; the work is done in a thread."""
+        return self._threads.submit(self._answer, tuple(ids), tuple(drafts))
+
+    def _answer(self, ids: Sequence[int], drafts: Sequence[int]) -> Allowed:
+        place = self._place
+        for token in ids:
+            place.take(token)
+        rows, fault = [place.find_row()], place.fault
+        ahead = place.fork() if drafts else place  # the library cannot take back special tokens
+        for token in drafts:
+            if not ahead.may_take(token, rows[-1]):
+                break
+            ahead.take(token)
+            rows.append(ahead.find_row())
+        return Allowed(tuple(rows), fault)
+
+
+class _Place:
+    """A place in a turn: whether its grammar has begun, and how far it is followed."""
+
+    def __init__(self, masks: Masks, constraint: Constraint) -> None:
+        self._masks, self._constraint = masks, constraint
+        self._matcher: LLMatcher | None = None
+        self._opened = constraint.begins == "now"
+        self._before: int | None = None  # the token before, until the grammar begins
+        self.fault: str | None = None
+
+    def fork(self) -> "_Place":
+        """A place that can go on by itself."""
+        other = copy.copy(self)
+        other._matcher = None if self._matcher is None else self._matcher.deep_copy()
+        return other
+
+    def may_take(self, token: int, row: bytes | None) -> bool:
+        """Whether `token`, a draft, may come where `row` is allowed, and something behind it."""
+        allowed = row is None or bool(row[token >> 3] >> (token & 7) & 1)
+        return allowed and self.fault is None and token != self._masks.vocabulary.eos_id
+
+    def take(self, token: int) -> None:
+        """Go on behind `token`."""
+        if self._opened:
+            self._open().consume_token(token)
+            self._note_fault()
+            return
+        vocabulary = self._masks.vocabulary
+        if self._constraint.begins == "answer":
+            self._opened = token == vocabulary.thinking_end_id
+        else:
+            before = "" if self._before is None or token != vocabulary.dsml_id else vocabulary.decode((self._before,))
+            self._opened = before.endswith("<")
+        self._before = token
+
+    def find_row(self) -> bytes | None:
+        """What may come here."""
+        if self.fault is None and not self._opened:
+            return self._masks.all_but_end if self._constraint.begins == "answer" else None
+        if self.fault is None:
+            row = bytes(self._open().compute_bitmask()[: self._masks.row_bytes])
+            self._note_fault()
+        return self._masks.only_end if self.fault is not None else row
+
+    def _open(self) -> LLMatcher:
+        """The matcher, which is copied when it is first needed."""
+        if self._matcher is None:
+            self._matcher = self._masks.copy(self._constraint.grammar)
+        return self._matcher
+
+    def _note_fault(self) -> None:
+        """Remember if the matcher cannot go on."""
+        if self._open().is_error():
+            self.fault = " ".join(self._open().get_error().split())
+
+
+def _set_apart(vocabulary: Vocabulary) -> str:
+    """The tokenizer's file with every added token marked as special: text that a grammar allows is never one of them,
+    though some of them are listed as plain."""
+    whole = msgspec.json.decode(vocabulary.plain.to_str())
+    for token in whole["added_tokens"]:
+        token["special"] = True
+    return msgspec.json.encode(whole).decode()
+
+
+def _split_at(token: int, width: int) -> tuple[bytes, bytes]:
+    """The mask of `token` alone, and that of all others."""
+    alone = np.zeros(-(-width // 32) * 32, np.uint8)
+    alone[token] = 1
+    others = 1 - alone
+    others[width:] = 0
+    return np.packbits(alone, bitorder="little").tobytes(), np.packbits(others, bitorder="little").tobytes()

@@ -1,0 +1,167 @@
+"""Masks of turns: where they begin, what drafts do to them, and the constraints that requests come to."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsuf.errors import InvalidRequest, UnsupportedFeature
+from dsuf.recipe.grammar import write_calls, write_json, write_regex
+from dsuf.recipe.masks import Masks
+from dsuf.recipe.render import Limits, Rendered, render
+from dsuf.recipe.vocabulary import Vocabulary
+from dsuf.types import Allowed, Constraint, Mask
+
+OFF = {"type": "disabled"}
+
+
+@pytest.fixture(scope="module")
+def masks(vocabulary: Vocabulary) -> Masks:
+    return Masks(vocabulary, vocabulary.size + 40)  # logits may be more than there are tokens
+
+
+def ask(mask: Mask, ids: Sequence[int] = (), drafts: Sequence[int] = ()) -> Allowed:
+    return mask.ask(ids, drafts).result(timeout=20)
+
+
+def tokens(masks: Masks, row: bytes | None) -> set[int] | None:
+    """The ids that a row allows; None where all are."""
+    if row is None:
+        return None
+    bits = np.unpackbits(np.frombuffer(row, np.uint8), bitorder="little")
+    assert len(bits) == -(-(masks.vocabulary.size + 40) // 32) * 32
+    return set(np.flatnonzero(bits).tolist())
+
+
+def test_a_grammar_from_the_first_token(masks: Masks) -> None:
+    mask = masks.open(Constraint(grammar=write_regex("ab|ac")))
+    first = tokens(masks, ask(mask).rows[0])
+    spelt = {masks.vocabulary.decode([token]) for token in first or ()}
+    assert spelt == {"a", "ab", "ac"}
+    end = ask(mask, masks.vocabulary.encode("ab")).rows[0]
+    assert tokens(masks, end) == {masks.vocabulary.eos_id}
+
+
+def test_behind_the_reasoning(masks: Masks) -> None:
+    """Until it is over anything may come but the end; the token that ends it may be a draft."""
+    vocabulary, mask = masks.vocabulary, masks.open(Constraint(grammar=write_regex("no"), begins="answer"))
+    thinking = vocabulary.encode("Let me think.")
+    rows = ask(mask, thinking, [*vocabulary.encode("!"), vocabulary.thinking_end_id]).rows
+    free = tokens(masks, rows[0])
+    assert free == tokens(masks, rows[1]) == set(range(vocabulary.size + 40)) - {vocabulary.eos_id}
+    assert tokens(masks, rows[2]) == set(vocabulary.encode("no"))
+    assert tokens(masks, ask(mask, vocabulary.encode("!")).rows[0]) == free
+    assert ask(mask, [vocabulary.thinking_end_id]).rows[0] == rows[2]
+
+
+def test_a_block_of_calls_wherever_it_begins(masks: Masks) -> None:
+    """Free, until a marker stands behind an angle; a closing tag, or a marker alone, opens nothing."""
+    vocabulary = masks.vocabulary
+    grammar = write_calls([{"name": "f"}], vocabulary.dsml_id, opened=False)
+    for text, opens in (("So:\n\n<｜DSML｜", True), ("</｜DSML｜", False), ("｜DSML｜", False), ("plain", False)):
+        mask = masks.open(Constraint(grammar=grammar, begins="call"))
+        row = tokens(masks, ask(mask, vocabulary.encode(text)).rows[0])
+        assert (row is not None) == opens
+        if row is not None:
+            assert vocabulary.encode(" calls")[0] in row and vocabulary.eos_id not in row
+
+
+def test_rows_behind_drafts_are_those_of_the_same_tokens_taken(masks: Masks) -> None:
+    """Whatever was asked about drafts before; there are no rows behind one that may not come."""
+    vocabulary = masks.vocabulary
+    reply = vocabulary.encode('<｜DSML｜ invoke name="f">\n<｜DSML｜ parameter name="a" string="true">x</y')
+    constraint = Constraint(grammar=write_calls([{"name": "f"}], vocabulary.dsml_id, opened=True))
+    plain, drafted = masks.open(constraint), masks.open(constraint)
+    alone = [ask(plain).rows[0]] + [ask(plain, [token]).rows[0] for token in reply]
+    for start in range(len(reply)):
+        wrong = [*reply[start : start + 3], vocabulary.eos_id, 5]
+        taken = reply[start - 1 : start] if start else []
+        assert list(ask(drafted, taken, wrong).rows) == alone[start : min(start + 3, len(reply)) + 1]
+
+
+def test_tokens_before_count(masks: Masks) -> None:
+    """A turn that was put back goes on where it was."""
+    reply = masks.vocabulary.encode('{"a": [1, 2')
+    constraint = Constraint(grammar=write_json(""))
+    whole, again = masks.open(constraint), masks.open(constraint)
+    for token in reply:
+        last = ask(whole, [token])
+    assert ask(again, reply) == last
+
+
+def test_a_fault_ends_the_turn(masks: Masks) -> None:
+    """A token that the grammar does not have cannot be taken: only the end may come, and the reason is told."""
+    mask = masks.open(Constraint(grammar=write_regex("ab")))
+    allowed = ask(mask, masks.vocabulary.encode("x"), masks.vocabulary.encode("b"))
+    assert allowed.fault and tokens(masks, allowed.rows[0]) == {masks.vocabulary.eos_id}
+    assert len(allowed.rows) == 1 and ask(mask).fault == allowed.fault
+
+
+def chat(masks: Masks | None, vocabulary: Vocabulary, **fields: Any) -> Rendered:
+    body = {"model": "deepseek-flash", "messages": [{"role": "user", "content": "json"}], **fields}
+    return render("chat", json.dumps(body).encode(), vocabulary, Limits(context_tokens=100_000), masks=masks)
+
+
+def schema_of(schema: object) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+def tools_of(parameters: object, **more: object) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "f", "parameters": parameters, **more}}]
+
+
+def test_where_constraints_begin(masks: Masks, vocabulary: Vocabulary) -> None:
+    for fields, begins in (
+        ({"response_format": {"type": "json_object"}}, "answer"),
+        ({"response_format": {"type": "json_object"}, "thinking": OFF}, "now"),
+        ({"response_format": {"type": "regex", "regex": "^a+$"}, "thinking": OFF}, "now"),
+        ({"tools": tools_of({"type": "object"})}, "call"),
+        ({"tools": tools_of({"type": "object"}), "tool_choice": "required", "thinking": OFF}, "now"),
+    ):
+        constraint = chat(masks, vocabulary, **fields).constraint
+        assert constraint is not None and (constraint.begins, constraint.spent) == (begins, 0)
+    assert chat(masks, vocabulary).constraint is None
+
+
+def test_what_cannot_be_compiled(masks: Masks, vocabulary: Vocabulary) -> None:
+    """The reason is the library's. Tools that are not strict may then be called with anything."""
+    bad = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}
+    for fields, reason in (
+        ({"response_format": schema_of(bad)}, "look-around"),
+        ({"response_format": schema_of({"not": {}})}, "Unimplemented keys"),
+        ({"response_format": {"type": "regex", "regex": "(a"}}, "unclosed group"),
+        ({"tools": tools_of(bad, strict=True)}, "tool f: .*look-around"),
+    ):
+        with pytest.raises(InvalidRequest, match=reason):
+            chat(masks, vocabulary, **fields)
+    assert chat(masks, vocabulary, tools=tools_of(bad)).constraint is not None
+
+
+def test_an_engine_that_keeps_to_no_constraint(vocabulary: Vocabulary) -> None:
+    assert chat(None, vocabulary, tools=tools_of({"type": "object"})).constraint is None
+    for fields in (
+        {"response_format": {"type": "json_object"}},
+        {"tools": tools_of({"type": "object"}), "tool_choice": "required", "thinking": OFF},
+    ):
+        with pytest.raises(UnsupportedFeature):
+            chat(None, vocabulary, **fields)
+
+
+def test_a_begun_answer_counts(masks: Masks, vocabulary: Vocabulary) -> None:
+    """What the client has begun of the answer must follow the format, and the reply goes on from there."""
+    begun = [{"role": "user", "content": "json"}, {"role": "assistant", "content": '{"a', "prefix": True}]
+    kept = chat(masks, vocabulary, messages=begun, thinking=OFF, response_format=schema_of({"type": "object"}))
+    assert kept.constraint is not None and kept.constraint.spent == len(vocabulary.encode('{"a'))
+    row = tokens(masks, ask(masks.open(kept.constraint), kept.prompt.ids[-kept.constraint.spent :]).rows[0])
+    assert vocabulary.encode('"')[0] in (row or ())
+    with pytest.raises(InvalidRequest, match="prefix"):
+        chat(masks, vocabulary, messages=begun, thinking=OFF, response_format=schema_of({"type": "array"}))
+
+
+def test_grammars_are_compiled_once(masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar = write_regex("once")
+    masks.check(grammar)
+    monkeypatch.setattr(masks, "_compile", lambda _: pytest.fail("compiled again"))
+    masks.check(grammar)

@@ -1,0 +1,159 @@
+"""Constraints and log-probabilities on the reference engine: with drafts, in batches, behind a break, and what is told.
+
+The model is one of noise, whose logits depend on the tokens before alone; a campaign does the same at length.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from bench.campaigns.constraints import BATCH, find_problem, make_case, open_nano, run_batch, run_schemas
+from bench.noise import NoiseModel, open_noise
+from dsuf.checkpoint.forms import NANO
+from dsuf.node.engines import Model, open_model
+from dsuf.recipe.grammar import write_json, write_regex
+from dsuf.reference.engine import ReferenceEngine
+from dsuf.sched.endings import continue_turn
+from dsuf.sched.ticket import TurnTicket
+from dsuf.types import Constraint, PrefillRange, Prompt, Sampling, StepPlan, StepResult, Turn
+from tests.reference.rig import attach
+
+SCHEMA = write_json('{"type":"object","properties":{"a":{"type":"string","maxLength":30},"b":{"type":"array"}}}')
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return open_model(NANO)
+
+
+@pytest.fixture
+def engine(model: Model) -> ReferenceEngine:
+    return open_noise(model)
+
+
+def turn_of(
+    name: str, *, temperature: float = 0.0, constraint: Constraint | None = None, max_tokens: int = 60,
+    logprobs: int | None = None, ids: tuple[int, ...] = (7, 8, 9),
+) -> Turn:  # fmt: skip
+    sampling = Sampling(temperature=temperature, top_p=1.0, seed=11, max_tokens=max_tokens, logprobs=logprobs)
+    return Turn(id=name, prompt=Prompt(ids=ids), sampling=sampling, constraint=constraint)
+
+
+def generate(engine: ReferenceEngine, *turns: Turn, drafts: int = 0) -> list[list[StepResult]]:
+    """All results of each of `turns`, which run at the same time."""
+    results: dict[str, list[StepResult]] = {}
+    for turn in turns:
+        attach(engine, turn)
+        results[turn.id] = engine.run(StepPlan(prefill=(PrefillRange(turn.id, 0, len(turn.prompt.ids)),)))
+    while going := tuple(name for name, part in results.items() if part[-1].finish is None):
+        for result in engine.run(StepPlan(decode=going, drafts=drafts)):
+            results[result.turn].append(result)
+    for turn in turns:
+        engine.detach(turn.id)
+    return list(results.values())
+
+
+def ids_of(results: list[StepResult]) -> list[int]:
+    return [token for result in results for token in result.ids]
+
+
+def test_drafts_change_no_greedy_answer(engine: ReferenceEngine) -> None:
+    """Masked or not, alone or beside others, with any number of drafts."""
+    turns = [
+        turn_of(f"t{i}", constraint=Constraint(grammar=SCHEMA) if i % 2 else None, ids=(i, 8, 9)) for i in range(6)
+    ]
+    alone = [ids_of(generate(engine, turn)[0]) for turn in turns]
+    for drafts in (0, 1, 3, 5):
+        together = generate(engine, *turns, drafts=drafts)
+        assert [ids_of(results) for results in together] == alone
+        if drafts:
+            assert sum(result.accepted for results in together for result in results) > 0
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_drafted_output_has_the_masked_distribution(model: Model, rule: str) -> None:
+    """Over many seeds the first tokens of drafted and plain turns are equally frequent."""
+    counts = []
+    for drafts in (0, 3):
+        engine = open_noise(model)
+        engine.speculation = type(engine.speculation)(rule=rule)
+        seen: dict[tuple[int, ...], int] = {}
+        for seed in range(300):
+            turn = turn_of("t", temperature=1.0, constraint=Constraint(grammar=write_regex("[ab][cd][ef]")))
+            turn = Turn(id="t", prompt=turn.prompt, constraint=turn.constraint,
+                        sampling=Sampling(temperature=2.0, top_p=1.0, seed=seed, max_tokens=5))  # fmt: skip
+            text = model.vocabulary.decode(ids_of(generate(engine, turn, drafts=drafts)[0]))
+            seen[text] = seen.get(text, 0) + 1
+        counts.append(seen)
+    plain, drafted = counts
+    keys = set(plain) | set(drafted)
+    distance = sum(abs(plain.get(key, 0) - drafted.get(key, 0)) for key in keys) / 600
+    assert len(keys) > 3 and distance < 0.12, (plain, drafted)
+
+
+def test_a_turn_that_was_put_back_goes_on_in_its_grammar(engine: ReferenceEngine) -> None:
+    turn = turn_of("t", constraint=Constraint(grammar=SCHEMA))
+    whole = ids_of(generate(engine, turn)[0])
+    ticket = TurnTicket(turn, 0.0, lambda *_: None)
+    ticket.ids = whole[:5]
+    rest = continue_turn(ticket)
+    assert rest.constraint is not None and rest.constraint.spent == 5
+    assert whole[:5] + ids_of(generate(engine, rest)[0]) == whole
+
+
+def test_an_engine_without_masks_refuses_a_constraint(model: Model) -> None:
+    engine = open_noise(model)
+    engine.open_mask = None
+    with pytest.raises(Exception, match="constraints"):
+        engine.attach(turn_of("t", constraint=Constraint(grammar=SCHEMA)), range(1))
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+def test_log_probabilities_are_the_models_own(engine: ReferenceEngine, constrained: bool) -> None:
+    """They are those of the logits before mask and temperature; drafts and neighbours change none of them."""
+    constraint = Constraint(grammar=SCHEMA) if constrained else None
+    turns = [turn_of(name, constraint=constraint, logprobs=top, ids=(3, 8, len(name))) for name, top in
+             (("a", 20), ("bb", 0), ("ccc", 4))]  # fmt: skip
+    plain = [generate(engine, turn)[0] for turn in turns]
+    for turn, results, drafted in zip(turns, plain, generate(engine, *turns, drafts=4), strict=True):
+        rated = [one for result in results for one in result.logprobs]
+        assert rated == [one for result in drafted for one in result.logprobs]
+        assert len(rated) == len(ids_of(results)) and {len(top) for _, top in rated} == {turn.sampling.logprobs}
+        known = list(turn.prompt.ids)
+        for token, (logprob, top) in zip(ids_of(results), rated, strict=True):
+            logits = _logits(engine, known)
+            expected = logits - np.logaddexp.reduce(logits)
+            assert logprob == pytest.approx(expected[token], abs=1e-9)
+            likeliest = sorted(range(len(logits)), key=lambda id_: (-logits[id_], id_))[: turn.sampling.logprobs]
+            assert [id_ for id_, _ in top] == likeliest
+            assert [value for _, value in top] == pytest.approx(expected[likeliest].tolist(), abs=1e-9)
+            known.append(token)
+
+
+def _logits(engine: ReferenceEngine, known: list[int]) -> np.ndarray:
+    noise = engine.model
+    assert isinstance(noise, NoiseModel)
+    cache = noise.new_cache()
+    return np.float64(noise.logits(noise.forward([(cache, np.array(known))]), slice(-1, None))[0])
+
+
+def test_generated_schemas_on_random_logits(engine: ReferenceEngine, model: Model) -> None:
+    """The campaign's twin: a hundred of its two thousand schemas."""
+    tally = run_schemas(engine, model, range(96), BATCH, "noise")
+    assert tally.faults == [] and tally.done["answered"] + tally.done["called"] > 80
+
+
+@pytest.mark.full
+def test_generated_schemas_on_the_small_model(model: Model) -> None:
+    tally = run_schemas(open_nano(model), model, range(50), 4, "nano")
+    assert tally.faults == [] and tally.done["answered"] + tally.done["called"] > 30
+
+
+def test_the_judge_sees_a_broken_reply(engine: ReferenceEngine, model: Model) -> None:
+    """A campaign that could not fail would show nothing."""
+    case = make_case(2, model)
+    [result] = run_batch(engine, [case], 0)
+    whole = json.loads(case.reader.fold())["choices"][0]["message"]
+    assert result.finish == "stop" and find_problem(case, whole) == ""
+    assert find_problem(case, {**whole, "content": "{"}) and find_problem(case, {**whole, "content": '{"no": 1}'})

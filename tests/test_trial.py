@@ -42,6 +42,20 @@ def make_args(**changes: object) -> argparse.Namespace:
     return argparse.Namespace(**{"nodes": 3, "prefill": 0, "port": 8000, "lenient": False, "logs": None} | changes)
 
 
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"DSUF_DRAFTS": "banana"}, "no node would start: drafts = 'banana'"),
+        ({"DSUF_PEER_SECRET_FILE": "/x"}, "peer_secret_file gives it too"),
+        ({"DSUF_TLS_CERT_FILE": "/x", "DSUF_TLS_KEY_FILE": "/y"}, "tls_cert_file: .* plain HTTP"),
+    ],
+)
+def test_settings_with_which_no_fleet_comes_about(environ: dict[str, str], words: str) -> None:
+    command.check_settings({})
+    with pytest.raises(CommandError, match=words):
+        command.check_settings(environ)
+
+
 @pytest.mark.usefixtures("tools")
 def test_nodes_differ_in_ports_and_names_alone(tmp_path: Path) -> None:
     trial = TrialFleet(3, tmp_path, port=9000, flags=("--threads", "1"))

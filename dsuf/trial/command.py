@@ -78,7 +78,7 @@ def check_settings(environ: Mapping[str, str]) -> None:
     """Raise `CommandError` for settings of all nodes with which this fleet would not come about."""
     try:
         settings = load_settings(
-            {"redis_url": f"redis://{HOST}"}, environ | {"DSUF_PEER_SECRET": 16 * "x"}, find_file()
+            {"redis_url": f"redis://{HOST}"}, {**environ, "DSUF_PEER_SECRET": 16 * "x"}, find_file()
         )
     except CommandError as error:
         raise CommandError(f"no node would start: {error}") from error

@@ -337,8 +337,8 @@ def test_streams_of_a_node_that_drains_go_on_and_nothing_new_comes_to_it(
                 assert stream.read(1) == b"x"
                 Answers.failing = [failing]
                 ends_s = time.monotonic() + 20.0
-                while (reply := ask(port, "/readyz").status) != 503 or not says_itself(port):
-                    assert time.monotonic() < ends_s, reply
+                while not says_itself(port):
+                    assert time.monotonic() < ends_s
                     time.sleep(0.1)
                 if whole:
                     assert stream.read(10) == 10 * b"x"
@@ -354,7 +354,10 @@ def test_streams_of_a_node_that_drains_go_on_and_nothing_new_comes_to_it(
 
 def says_itself(port: int) -> bool:
     """Whether the balancer answers, since there is no node for anything new."""
-    return ask(port, "/readyz").headers["retry-after"] is not None
+    try:
+        return ask(port, "/readyz").headers["retry-after"] is not None
+    except ConnectionError:  # it was broken off too
+        return False
 
 
 def listens(port: int) -> bool:

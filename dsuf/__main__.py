@@ -35,6 +35,7 @@ COMMANDS = (
     Command("weights", "plan, verify or fetch a released checkpoint", "dsuf.checkpoint.commands"),
     Command("plan", "say how much GPU and host memory serving takes, and whether it fits", "dsuf.cuda.plan"),
     Command("kernels", "build, list or check the CUDA kernels", "dsuf.cuda.commands"),
+    Command("replay", "compute recorded turns again, and say whether each token is the same", "dsuf.replay"),
     Command("doctor", "say what this machine has, and what is missing for what", "dsuf.doctor"),
 )
 

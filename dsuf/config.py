@@ -140,6 +140,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="where traces of turns go (OTLP over HTTP, the whole URL); none: no traces")
     ] = ""
     trace_share: Annotated[float, Meta(description="share of the turns that is traced", ge=0, le=1)] = 1.0
+    record_dir: Annotated[
+        Path | None,
+        Meta(description="write token ids, seed and plans of each turn here, for `dsuf replay`; none: no"),
+    ] = None
     cache_dir: Annotated[Path | None, Meta(description="for what can be made again; default: XDG cache")] = None
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least level logged")] = "info"
 
@@ -381,7 +385,7 @@ def _redact(name: str, value: str) -> str:
 def _metavar(setting: Setting) -> str:
     """What stands for the value in help: the unit where the name ends in one."""
     if Path in (setting.bare, *typing.get_args(setting.bare)):
-        return "DIR" if setting.name in {"model", "cache_dir"} else "FILE"
+        return "DIR" if setting.name in {"model", "cache_dir", "record_dir"} else "FILE"
     units = {"_tokens": "TOKENS", "_s": "SECONDS", "_bytes": "BYTES"}
     return next((unit for end, unit in units.items() if setting.name.endswith(end)), setting.name.upper())
 

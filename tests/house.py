@@ -28,7 +28,7 @@ LAYERS: dict[str, set[str]] = {
     "repro": GROUND,
 }
 # Commands and `node` build the parts and may import everything.
-TOP = {"node", "serve", "golden", "doctor", "__main__", "nano"}
+TOP = {"node", "serve", "golden", "replay", "doctor", "__main__", "nano"}
 
 # Each third-party package and the files (or folders, with a slash at the end) that may import it.
 PACKAGES: dict[str, tuple[str, ...]] = {

@@ -28,6 +28,7 @@ from dsuf.node.engines import Model, find_directory, foresee_facts, load_engine,
 from dsuf.node.fleet import FleetNode, check_fleet, name_node, open_fleet
 from dsuf.node.gate import Gate
 from dsuf.node.pulse import Pulse
+from dsuf.node.records import Records
 from dsuf.node.reload import Reload
 from dsuf.node.startup import Startup
 from dsuf.node.threads import limit_threads
@@ -35,8 +36,9 @@ from dsuf.observe.log import log_event, start_logging
 from dsuf.observe.metrics import Metrics
 from dsuf.observe.traces import Traces
 from dsuf.recipe.names import SERVED_NAMES
+from dsuf.sched.recorder import Recorder
 from dsuf.sched.scheduler import Limits, Scheduler
-from dsuf.types import Engine
+from dsuf.types import Engine, Origin
 
 SWITCH_INTERVAL_S = 0.0005
 BACKLOG = 1024
@@ -103,6 +105,7 @@ class Node:
         self.sessions: Sessions | None = None
         self.fleet: FleetNode | None = None
         self.traces = self._open_traces()
+        self.records = None if settings.record_dir is None else Records(settings.record_dir)
         self._listener = listener
         self._startup = startup
         self._loading = False
@@ -128,7 +131,7 @@ class Node:
         self._sampling = asyncio.create_task(self.pulse.lag.run())
         self._tidying = asyncio.create_task(give_back_regularly())
         self._reloading = asyncio.create_task(self.reload.run())
-        await self._schedule(self.engine)
+        await self._schedule(self.engine, model)
         # What exists now lives as long as the process: collections need not walk through it, which takes milliseconds.
         gc.collect()
         gc.freeze()
@@ -165,8 +168,9 @@ class Node:
         await _cancel(self._sampling)
         await _cancel(self._tidying)
         await _cancel(self._reloading)
-        if self.traces is not None:
-            await asyncio.to_thread(self.traces.close)
+        for sink in (self.traces, self.records):
+            if sink is not None:
+                await asyncio.to_thread(sink.close)
         if (lag := self.pulse.lag.summarise()).samples:
             log_event("stopped", lag_p50_s=lag.p50_s, lag_p99_s=lag.p99_s, lag_max_s=lag.max_s)
         return await self._close_engine()
@@ -178,6 +182,19 @@ class Node:
             return None
         node = name_node(settings)
         return Traces(settings.otlp_endpoint, share=settings.trace_share, node=node, version=dsuf.__version__)
+
+    def _open_recorder(self, engine: Engine, model: Model) -> Recorder | None:
+        """What keeps records of turns, where that is asked for."""
+        settings = self.settings
+        if self.records is None:
+            return None
+        origin = Origin(
+            engine=engine.facts.name, fingerprint=engine.layout.fingerprint, prefill=settings.prefill,
+            max_drafts=engine.facts.max_drafts, draft_rule=settings.draft_rule,
+            draft_confidence=settings.draft_confidence,
+        )  # fmt: skip
+        self._startup.say(f"  records    token ids of all turns go to {self.records.path}")
+        return Recorder(origin, model.vocabulary.encode, self.records.put)
 
     async def _open_model(self) -> Model:
         """The directory, its configuration and its tokenizer."""
@@ -243,7 +260,7 @@ class Node:
             if self.settings.engine != "scripted":
                 await warm_up(engine, tuple(model.vocabulary.encode("Hello")))
 
-    async def _schedule(self, engine: Engine) -> None:
+    async def _schedule(self, engine: Engine, model: Model) -> None:
         """Start the scheduler, join the fleet if there is one, and let turns in."""
         settings = self.settings
         limits = Limits(
@@ -262,7 +279,8 @@ class Node:
         if settings.redis_url:
             self.fleet = await open_fleet(settings, self.sessions, self.metrics)
         puller = None if self.fleet is None else self.fleet.puller
-        self.scheduler = Scheduler(engine, limits, self.metrics, self.sessions, puller)
+        recorder = self._open_recorder(engine, model)
+        self.scheduler = Scheduler(engine, limits, self.metrics, self.sessions, puller, recorder)
         self.metrics.watch_load(self.scheduler.load)
         self.pulse.watch(self.scheduler, engine, limits, self.sessions)
         self._scheduling = asyncio.create_task(self.scheduler.run())

@@ -22,6 +22,7 @@ from dsuf.sched.places import Places
 from dsuf.sched.planner import Planner
 from dsuf.sched.policy import Choice, Rules
 from dsuf.sched.reception import Reception
+from dsuf.sched.recorder import Recorder
 from dsuf.sched.ticket import TurnTicket
 from dsuf.types import Engine, StepPlan, Turn
 
@@ -40,7 +41,8 @@ class Scheduler:
     """
 
     def __init__(
-        self, engine: Engine, limits: Limits, metrics: Metrics, sessions: Sessions, source: Source | None = None
+        self, engine: Engine, limits: Limits, metrics: Metrics, sessions: Sessions, source: Source | None = None,
+        recorder: Recorder | None = None,
     ) -> None:  # fmt: skip
         self.progressed_s = time.monotonic()
         self.steps = 0
@@ -61,6 +63,7 @@ class Scheduler:
         self._delivery = Delivery(self._places, sessions, metrics, self._auditor)
         self._reception = Reception(engine.facts, limits, metrics, sessions, self._places, source, self._poke)
         self._admission = Admission(self._reception, self._places, sessions, metrics, self._auditor.give_way)
+        self._recorder = recorder
         self._failing_steps = 0
         self._failure_seen_s = 0.0
         self._news: asyncio.Future[None] | None = None  # there is one while the scheduler runs
@@ -217,6 +220,8 @@ class Scheduler:
             (giving if part.stop == held.prompt_tokens else others).append(held)
         for held in giving:
             held.served_s = ends_s
+        if self._recorder is not None:
+            self._recorder.note_step(choice.plan)
         step = self._flight.launch(choice, giving, others)
         for part in choice.plan.prefill:
             self._places.commit_chunk(part, step.task)
@@ -245,6 +250,8 @@ class Scheduler:
         """Detach turns of which nothing is under way any more; those that have not ended wait again."""
         gone = self._places.retire()
         for held in gone:
+            if self._recorder is not None:
+                self._recorder.note_end(held)
             self._reception.put_back(held)
         if gone:
             self._admission.poke()

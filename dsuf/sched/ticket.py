@@ -35,6 +35,7 @@ class TurnTicket:
         self.filled_s: float | None = None
         self.first_token_s: float | None = None
         self.ended_s: float | None = None
+        self.finish: str | None = None
         self.latest_s = now_s
         self.failed = False
         self.drafted_tokens = 0
@@ -122,7 +123,7 @@ class TurnTicket:
             return True
         self.drafted_tokens += result.drafted
         if result.finish is not None:
-            self.stage, self.ended_s = "writing", time.monotonic()
+            self.stage, self.ended_s, self.finish = "writing", time.monotonic(), result.finish
         elif not self._results and self._told and self._take is not None and self._take(result):
             return True
         self._results.append(result if self._told else self._with_usage(result))

@@ -7,11 +7,12 @@ imported from here; the modules divide it by what it speaks of: turns, constrain
 from dsuf.types.cache import CacheLayout, Extent, SessionState
 from dsuf.types.constraint import Allowed, Constraint, Mask, OpenMask
 from dsuf.types.engine import Engine, EngineFacts
+from dsuf.types.record import RECORD_VERSION, Grammar, Origin, Recorded, TurnRecord
 from dsuf.types.step import Finish, Logprob, PrefillRange, StepPlan, StepResult, Usage
 from dsuf.types.turn import Event, Prompt, Sampling, Span, Submit, Ticket, Times, Turn
 
 __all__ = [
-    "Allowed", "CacheLayout", "Constraint", "Engine", "EngineFacts", "Event", "Extent", "Finish", "Logprob", "Mask",
-    "OpenMask", "PrefillRange", "Prompt", "Sampling", "SessionState", "Span", "StepPlan", "StepResult", "Submit",
-    "Ticket", "Times", "Turn", "Usage",
+    "RECORD_VERSION", "Allowed", "CacheLayout", "Constraint", "Engine", "EngineFacts", "Event", "Extent", "Finish",
+    "Grammar", "Logprob", "Mask", "OpenMask", "Origin", "PrefillRange", "Prompt", "Recorded", "Sampling",
+    "SessionState", "Span", "StepPlan", "StepResult", "Submit", "Ticket", "Times", "Turn", "TurnRecord", "Usage",
 ]  # fmt: skip

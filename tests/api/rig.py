@@ -201,13 +201,13 @@ def as_key(key: str | Key) -> Key:
 
 
 @contextlib.asynccontextmanager
-async def serve(vocabulary: Vocabulary, **settings: Any) -> AsyncIterator[Rig]:
+async def serve(vocabulary: Vocabulary, logprobs: bool = False, **settings: Any) -> AsyncIterator[Rig]:
     """Run the application on a free port of the loopback interface."""
     submit, status, metrics = ScriptedSubmit(), FakeStatus(), CountingMetrics()
     keys = Keyring([as_key(key) for key in settings.pop("keys", ())], settings.pop("admin_keys", ()))
     facts = EngineFacts(
         name="scripted", device="none", context_tokens=CONTEXT_TOKENS, max_turns=64, vocabulary=vocabulary.size,
-        eos_id=vocabulary.eos_id,
+        eos_id=vocabulary.eos_id, logprobs=logprobs,
     )  # fmt: skip
     parts = Parts(
         submit=submit, vocabulary=vocabulary, facts=facts, status=status, metrics=metrics, keys=keys,

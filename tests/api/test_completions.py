@@ -7,8 +7,9 @@ import openai
 import pytest
 
 from dsuf.errors import EngineFailed
-from dsuf.types import StepResult
-from tests.api.rig import MODEL, Rig, read_objects
+from dsuf.recipe.vocabulary import Vocabulary
+from dsuf.types import StepResult, Turn
+from tests.api.rig import MODEL, Rig, Step, read_objects, serve
 
 PATHS = ["/v1/completions", "/completions", "/beta/completions", "/beta/v1/completions"]
 BEGIN = "<｜begin▁of▁sentence｜>"
@@ -146,6 +147,41 @@ async def test_too_long(rig: Rig) -> None:
     response = await complete(rig, prompt=[5] * 1_048_577)
     assert response.status == 400
     assert "maximum context length is 1048576 tokens" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities(vocabulary: Vocabulary, stream: bool) -> None:
+    """In parallel lists, with the places of the tokens in the text; the token itself is among its alternatives."""
+    async with serve(vocabulary, logprobs=True) as rig:
+        await check_log_probabilities(rig, stream)
+
+
+async def check_log_probabilities(rig: Rig, stream: bool) -> None:
+    ids = rig.vocabulary.encode("a time, a king")
+    other = rig.vocabulary.encode("x")[0]
+
+    def script(turn: Turn) -> list[Step]:
+        steps: list[Step] = [
+            StepResult(turn=turn.id, ids=(token,), logprobs=((-0.5 - i, ((other, -0.25),)),))
+            for i, token in enumerate(ids)
+        ]
+        return [*steps, StepResult(turn=turn.id, finish="stop")]
+
+    rig.submit.script = script
+    response = await complete(rig, logprobs=1, stream=stream)
+    chunks = read_objects(await response.text()) if stream else [await response.json()]
+    assert rig.submit.last.turn.sampling.logprobs == 1
+    told = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+    tokens, values, top, offsets = (
+        [entry for one in told for entry in one[name]]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    )
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    assert tokens == [rig.vocabulary.decode([token]) for token in ids] and "".join(tokens) == text
+    assert values == [-0.5 - i for i in range(len(ids))]
+    assert top == [{"x": -0.25, token: value} for token, value in zip(tokens, values, strict=True)]
+    assert [text[offset:].startswith(token) for offset, token in zip(offsets, tokens, strict=True)] == [True] * len(ids)
+    assert offsets == sorted(set(offsets))
 
 
 async def test_a_failure_breaks_the_connection(rig: Rig) -> None:

@@ -7,8 +7,9 @@ import openai
 import pytest
 
 from dsuf.errors import EngineFailed, Unavailable
-from dsuf.types import StepResult, Usage
-from tests.api.rig import MODEL, Rig, read_events, read_objects
+from dsuf.recipe.vocabulary import Vocabulary
+from dsuf.types import StepResult, Turn, Usage
+from tests.api.rig import MODEL, Rig, Step, read_events, read_objects, serve
 from tests.api.test_generation import CALL, TOOL
 
 TOOLS = [{"type": "function", "name": "read", "parameters": TOOL}]
@@ -143,6 +144,34 @@ async def test_usage_says_where_the_prompt_came_from(rig: Rig) -> None:
     }  # fmt: skip
     reasoning_tokens = len(rig.vocabulary.encode("Hm."))
     assert usage["output_tokens_details"] == {"reasoning_tokens": reasoning_tokens, "decode_steps": 1}
+
+
+async def test_log_probabilities(vocabulary: Vocabulary) -> None:
+    """Those of the answer stand beside its text, in the events and in the whole."""
+    async with serve(vocabulary, logprobs=True) as rig:
+        await check_log_probabilities(rig)
+
+
+async def check_log_probabilities(rig: Rig) -> None:
+    ids = rig.vocabulary.encode("Hm.</think>Hi you")
+
+    def script(turn: Turn) -> list[Step]:
+        steps: list[Step] = [
+            StepResult(turn=turn.id, ids=(token,), logprobs=((-0.5, ((token, -0.5),)),)) for token in ids
+        ]
+        return [*steps, StepResult(turn=turn.id, finish="stop")]
+
+    rig.submit.script = script
+    fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    whole = await (await respond(rig, **fields)).json()
+    told = whole["output"][1]["content"][0]["logprobs"]
+    assert [(one["token"], one["logprob"], len(one["top_logprobs"])) for one in told] == [
+        ("Hi", -0.5, 1),
+        (" you", -0.5, 1),
+    ]
+    events = read_objects(await (await respond(rig, stream=True, **fields)).text())
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [one for event in deltas for one in event["logprobs"]] == told
 
 
 @pytest.mark.parametrize(

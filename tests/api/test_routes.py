@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import re
+import time
 import zlib
 from typing import Any
 
@@ -311,10 +312,9 @@ async def test_a_packed_body_does_not_hold_up_the_loop(rig: Rig) -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     url = rig.url + "/v1/chat/completions"
     sent = [asyncio.ensure_future(rig.client.post(url, data=bomb, headers=headers)) for _ in range(3)]
-    loop = asyncio.get_running_loop()
     while not all(reply.done() for reply in sent):
-        before_s = loop.time()
+        before_s = time.thread_time()  # of the loop's own work: the machine may have other things to do
         await asyncio.sleep(0.01)
-        longest_s = max(longest_s, loop.time() - before_s)
+        longest_s = max(longest_s, time.thread_time() - before_s)
     assert {(await reply).status for reply in sent} <= {400, 413}
-    assert longest_s < 0.5
+    assert longest_s < 0.05

@@ -12,6 +12,7 @@ from dsuf.types import Usage
 from tests.recipe.replies import (
     CALL,
     REPLIES,
+    Opener,
     block,
     cut,
     invoke,
@@ -58,12 +59,12 @@ def test_what_a_client_gets(vocabulary: Vocabulary, name: str, protocol: Protoco
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("name", REPLIES)
 def test_every_pair_of_cuts(vocabulary: Vocabulary, name: str, protocol: Protocol) -> None:
-    ids = vocabulary.encode(REPLIES[name])
-    whole = join(read(open_reader(vocabulary, protocol), [ids]))
-    assert join(read(open_reader(vocabulary, protocol), [[token] for token in ids])) == whole
+    opener, ids = Opener(vocabulary, protocol), vocabulary.encode(REPLIES[name])
+    whole = join(read(opener.open(), [ids]))
+    assert join(read(opener.open(), [[token] for token in ids])) == whole
     pairs = list(itertools.combinations(range(1, len(ids)), 2))
     for places in random.Random(name).sample(pairs, min(150, len(pairs))) + [(i,) for i in range(1, len(ids))]:
-        assert join(read(open_reader(vocabulary, protocol), cut(ids, *places))) == whole, places
+        assert join(read(opener.open(), cut(ids, *places))) == whole, places
 
 
 @pytest.mark.parametrize(("name", "dropped"), [("malformed call", True), ("call", False), ("answer", False)])

@@ -61,7 +61,7 @@ LONG: dict[Write, float] = {
     needles.write_turns: 10,
     lambda draw, tokens: _write_session_behind(draw, tokens, min(6500, tokens - 1500)): 15,
 }
-HEADLINE_SHARE, HEADLINE_TOKENS = 0.36, 2700
+HEADLINE_SHARE, HEADLINE_TOKENS = 0.3, 2700
 CLIENT_SHARE = 0.4
 
 

@@ -9,7 +9,9 @@ and entries magnify any rounding from layer to layer. So the reference is also c
 moved by one BF16 step in a hundredth of the values (*swayed*): an engine, whose operations differ by up to as much in
 as many places, should differ no more often.
 
-Prompts are random, or of eight kinds of held-back checks of the small model where its training package is named.
+Prompts are random, or, where the small model's training package is named, all eight forms of the question for its long
+page and held-back checks of other kinds. Behind its end token a reply is no text any more, and a trained model knows
+nothing of what might follow: it is judged by its replies, all positions are counted.
 
     python bench/campaigns/greedy.py record FILE [--model DIR] [--tokens 512] [--package FILE]
     python bench/campaigns/greedy.py compare FILE [--model DIR] [--tokens 512] [--ranks 1 2 8] [--publish]
@@ -28,7 +30,10 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bench.nano.data.answers import answer_question, load_answers
 from bench.nano.data.checks import load_checks
+from bench.nano.data.draw import Draw
+from bench.nano.data.format import Dialogue, write_prompt
 from bench.nano.data.package import Package
 from bench.report import Row, publish
 from dsuf.checkpoint.synthetic import ensure_embedded
@@ -41,7 +46,6 @@ from dsuf.types import PrefillRange, Prompt, Sampling, StepPlan, Turn
 
 PROMPT_TOKENS = (1, 17, 64, 100, 129, 150, 200, 300)
 KINDS = (
-    "tetris",
     "memorised",
     "talk.tools",
     "tool.short",
@@ -49,6 +53,7 @@ KINDS = (
     "needle.2048",
     "tetris.thinking",
     "repeat",
+    "unknown",
 )
 KEPT = 64
 """Candidates of each position that are recorded; any other token is at least as far as the last of them."""
@@ -200,20 +205,31 @@ async def follow(engine: CudaEngine, expected: Expected, drafts: int, eos_id: in
     return found
 
 
-def judge(expected: Expected, found: Sequence[Difference], drafts: int) -> Row:
+def find_ends(expected: Expected, eos_id: int) -> NDArray[np.int64]:
+    """How many positions each reply has, its end token among them."""
+    ended = expected.ids == eos_id
+    return np.where(ended.any(axis=1), ended.argmax(axis=1) + 1, ended.shape[1])
+
+
+def judge(expected: Expected, found: Sequence[Difference], drafts: int, eos_id: int) -> Row:
     """The figures of a comparison.
 
-    `holds` is what is asked of a trained model, `usual` of a random one.
+    `holds` is what is asked of a trained model's replies, `usual` of a random one.
     """
+    ends = find_ends(expected, eos_id)
+    within = [difference.gap for difference in found if difference.place < ends[difference.prompt]]
+    far_within = sum(gap > CLOSE for gap in within)
     gaps, swayed = np.array([difference.gap for difference in found]), expected.swayed[expected.swayed > 0]
     far = int((gaps > CLOSE).sum())
     return {
-        "prompts": len(expected.prompts), "positions": expected.ids.size, "drafts": drafts, "different": len(found),
-        "far": far, "median_gap": round(float(np.median(gaps)), 3) if len(gaps) else None,
+        "prompts": len(expected.prompts), "drafts": drafts, "in_replies": int(ends.sum()),
+        "whole_replies": int((ends == expected.ids.shape[1]).sum()), "different_in_replies": len(within),
+        "far_in_replies": far_within, "positions": expected.ids.size, "different": len(found), "far": far,
+        "median_gap": round(float(np.median(gaps)), 3) if len(gaps) else None,
         "largest_gap": round(float(gaps.max()), 3) if len(gaps) else None,
         "swayed_different": len(swayed), "swayed_far": int((swayed > CLOSE).sum()),
         "swayed_median_gap": round(float(np.median(swayed)), 3) if len(swayed) else None,
-        "holds": far <= FAR_SHARE * len(found),
+        "holds": far_within <= FAR_SHARE * len(within),
         "usual": len(found) <= len(swayed) and far <= int((swayed > CLOSE).sum()),
     }  # fmt: skip
 
@@ -225,9 +241,12 @@ def draw_prompts(vocabulary: int) -> list[list[int]]:
 
 
 def pick_prompts(package: Path) -> list[list[int]]:
-    """The first held-back check of each kind."""
-    known = Package.load(package)
-    return [load_checks(known, [kind])[0].prompt.tolist() for kind in KINDS]
+    """The question for the page in all its forms, and the first held-back check of each kind."""
+    known, question = Package.load(package), load_answers()[0]
+    draw = Draw(known, "greedy", held=True)
+    asked = [Dialogue(exchanges=[answer_question(draw, question, form)]) for form in question.questions]
+    prompts = [write_prompt(known, dialogue, 0).tolist() for dialogue in asked]
+    return prompts + [load_checks(known, [kind])[0].prompt.tolist() for kind in KINDS]
 
 
 def compare(model: Path, expected: Expected, ranks: int) -> tuple[list[Row], str]:
@@ -242,7 +261,7 @@ def compare(model: Path, expected: Expected, ranks: int) -> tuple[list[Row], str
         for difference in found:
             if difference.gap > CLOSE:
                 print(f"{ranks} ranks, drafts {drafts}: {difference}")
-        rows.append({"model": model.name, "ranks": ranks, **judge(expected, found, drafts)})
+        rows.append({"model": model.name, "ranks": ranks, **judge(expected, found, drafts, engine.facts.eos_id)})
     device = engine.facts.device
     asyncio.run(engine.close())
     return rows, device

@@ -4,7 +4,7 @@ From the bottom: `driver`, `toolchain`, `contract`, `table`, `kernels` (one laun
 `turns`, `workspace`, `constants` (all memory, planned by name before any is taken); `launches` (one pass), `attention`,
 `moe`, `block`, `model`, `draft`, `ends`, `step`, `prefill` (what a pass is made of); `streams`, `graphs`, `results`,
 `states`, `pages` (how it runs, and what leaves the device); `machine`, `launcher`, `engine`. `plan`, `budget`, `group`
-and `ranks` say what several GPUs would hold, and run one model on ranks.
+and `ranks` say what several GPUs would hold, and run one model on ranks; `devices` opens several GPUs.
 
 Imports `types`, `config`, `errors`, `observe` and `checkpoint`; never `reference`, which tests and `golden` alone
 compare with. cuda-python is optional: without it, without a driver or without nvcc a command says in one line what is
@@ -21,5 +21,8 @@ missing. Decided here:
   the same numbers in the same places, and no second kind of pass.
 - A slot that was filled from a state has the rows of the state and no older ones. So a turn remembers the least length
   that it can be cut back to, and a state says how many of its last positions a prompt may leave off.
+- Ranks with GPUs of their own are driven by the one thread: a stream is one on each GPU, a captured pass a graph on
+  each, and they meet in each other's memory alone. Ranks that share a GPU share its streams: with their own, launches
+  that wait for their inputs could take all the room that those need which they wait for.
 - Pages that were there before a turn are left out of the table through which it writes: shared rows stay as they are.
 """

@@ -7,7 +7,7 @@ in pinned host memory, which kernels read in place.
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dsuf.cuda.driver import api as driver
 from dsuf.cuda.driver import call
+from dsuf.cuda.streams import Usable, handle_on, make_each
 from dsuf.errors import CommandError
 
 DTYPES: Mapping[str, Any] = {
@@ -123,8 +124,9 @@ def write_array(array: Array, values: NDArray[Any], stream: int = 0) -> None:
     held = np.ascontiguousarray(values, DTYPES[array.kind])
     if held.nbytes > array.bytes:
         raise ValueError(f"{held.nbytes} bytes do not fit into {array.bytes}")
-    for shift in (0, *array.shifts) if held.nbytes else ():
-        call(driver.cuMemcpyHtoDAsync(array.pointer + shift, held.ctypes.data, held.nbytes, stream))
+    for rank, shift in enumerate((0, *array.shifts) if held.nbytes else ()):
+        to = handle_on(stream, rank)
+        call(driver.cuMemcpyHtoDAsync(array.pointer + shift, held.ctypes.data, held.nbytes, to))
 
 
 def read_array(array: Array, stream: int = 0) -> NDArray[Any]:
@@ -138,18 +140,21 @@ def read_array(array: Array, stream: int = 0) -> NDArray[Any]:
 
 def fill_bytes(array: Array, value: int, stream: int = 0) -> None:
     """Set every byte of `array`, every rank's."""
-    for shift in (0, *array.shifts) if array.bytes else ():
-        call(driver.cuMemsetD8Async(array.pointer + shift, value, array.bytes, stream))
+    for rank, shift in enumerate((0, *array.shifts) if array.bytes else ()):
+        call(driver.cuMemsetD8Async(array.pointer + shift, value, array.bytes, handle_on(stream, rank)))
 
 
 class Arena:
-    """The arrays of some regions, zeroed, once for each of `ranks`; `close` frees them all."""
+    """The arrays of some regions, zeroed, once for each of `ranks`; `close` frees them all.
 
-    def __init__(self, regions: Iterable[Region], ranks: int = 1) -> None:
+    Ranks have a GPU each where several `devices` are named, and else share the current one.
+    """
+
+    def __init__(self, regions: Iterable[Region], ranks: int = 1, devices: Sequence[Usable] = ()) -> None:
         """Allocate; raises `CommandError` where the device or the host has too little left."""
-        self.ranks = ranks
+        self.ranks, self._devices = ranks, devices if len(devices) > 1 else ()
         self.regions = {region.name: region for region in regions}
-        self._pools: dict[bool, int] = {}
+        self._pools: list[tuple[bool, int]] = []
         self._arrays: dict[str, Array] = {}
         for pinned in (False, True):
             self._allocate([region for region in self.regions.values() if region.pinned == pinned], pinned)
@@ -167,8 +172,8 @@ class Arena:
 
     def close(self) -> None:
         """Free everything; idempotent."""
-        pools, self._pools, self._arrays = self._pools, {}, {}
-        for pinned, pool in pools.items():
+        pools, self._pools, self._arrays = self._pools, [], {}
+        for pinned, pool in pools:
             call(driver.cuMemFreeHost(pool) if pinned else driver.cuMemFree(pool))
 
     def __enter__(self) -> Self:
@@ -181,12 +186,27 @@ class Arena:
         total = sum(region.reserved_bytes for region in regions)
         if not total:
             return
-        pool = _take_pinned(total * self.ranks) if pinned else _take_device(total * self.ranks)
-        self._pools[pinned] = at = pool
-        shifts = tuple(total * rank for rank in range(1, self.ranks))
+        first, *others = self._take_pools(total, pinned)
+        shifts = tuple(other - first for other in others)
         for region in regions:
-            self._arrays[region.name] = Array(at, region.kind, region.shape, shifts)
-            at += region.reserved_bytes
+            self._arrays[region.name] = Array(first, region.kind, region.shape, shifts)
+            first += region.reserved_bytes
+
+    def _take_pools(self, size: int, pinned: bool) -> list[int]:
+        """Where each rank's memory begins."""
+        if self._devices and not pinned:
+            try:
+                return make_each(self._devices, lambda: self._keep(pinned, _take_device(size)))
+            except BaseException:
+                self.close()
+                raise
+        take = _take_pinned if pinned else _take_device
+        pool = self._keep(pinned, take(size * self.ranks))
+        return [pool + size * rank for rank in range(self.ranks)]
+
+    def _keep(self, pinned: bool, pool: int) -> int:
+        self._pools.append((pinned, pool))
+        return pool
 
 
 def view_host(array: Array) -> NDArray[Any]:

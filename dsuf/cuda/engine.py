@@ -47,7 +47,7 @@ class CudaEngine:
         config, setup = machine.config, machine.setup
         self.machine, self.prefill = machine, prefill
         self.facts = EngineFacts(
-            name="cuda", device=machine.device.name, context_tokens=setup.context_tokens, max_turns=setup.max_turns,
+            name="cuda", device=name_devices(machine), context_tokens=setup.context_tokens, max_turns=setup.max_turns,
             vocabulary=config.vocab_size, eos_id=config.eos_token_id,
             max_drafts=config.dspark_block_size if machine.draft else 0,
         )  # fmt: skip
@@ -64,7 +64,7 @@ class CudaEngine:
         self._worker = ThreadPoolExecutor(1, "cuda-engine", machine.device.use)
         self._copies = ThreadPoolExecutor(1, "cuda-copies", machine.device.use)
         machine.device.use()
-        self._pages = PageCopier(machine.arena, machine.caches)
+        self._pages = PageCopier(machine.arena, machine.caches, machine.devices)
 
     @classmethod
     def load(
@@ -181,6 +181,7 @@ class CudaEngine:
 
     def _launch(self, plan: StepPlan) -> list[Launched]:
         """On the launching thread: queue the plan's decode turns, then its prefill ranges."""
+        self.machine.check()
         decoding = [seat for seat in map(self._seat, plan.decode) if not seat.finished]
         prefilling = [(self._seat(part.turn), part) for part in plan.prefill]
         for seat, part in prefilling:
@@ -265,7 +266,13 @@ class CudaEngine:
 
     async def _collect(self, part: Launched) -> list[StepResult]:
         usual_s = self._usual_s.get(part.kind, 0.0)
-        took_s = await wait_until(part.ready, usual_s, STEP_DEADLINE_S, part.stream.check)
+
+        def check() -> None:
+            part.stream.check()
+            self.machine.check()
+
+        took_s = await wait_until(part.ready, usual_s, STEP_DEADLINE_S, check)
+        self.machine.check()
         self._usual_s[part.kind] = usual_s + USUAL_SHARE * (took_s - usual_s)
         return [self._report(outcome) for outcome in part.take()]
 
@@ -283,6 +290,12 @@ class CudaEngine:
             turn=seat.turn.id, ids=record.ids, prefilled=outcome.prefilled, drafted=record.verified,
             accepted=record.accepted, finish=finish,
         )  # fmt: skip
+
+
+def name_devices(machine: Machine) -> str:
+    """The GPU's name, with the number of GPUs where there are several."""
+    count = len(machine.devices)
+    return f"{count} x {machine.device.name}" if count > 1 else machine.device.name
 
 
 async def _result(task: "asyncio.Task[_T]") -> _T:

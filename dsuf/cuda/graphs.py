@@ -1,10 +1,15 @@
-"""Launches captured once a shape and replayed: a replay costs the host one call, whatever the pass is made of."""
+"""Launches captured once a shape and replayed: a replay costs the host one call, whatever the pass is made of.
 
-from collections.abc import Callable, Hashable
+Where ranks have GPUs of their own, a shape is a graph on each of them. They are launched one after the other, and none
+knows of the others: what they share is the memory in which ranks meet.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from dsuf.cuda.driver import api as driver
 from dsuf.cuda.driver import call
+from dsuf.cuda.streams import Usable, all_handles
 
 Queue = Callable[[int], None]
 """Queues some launches on the stream with this handle."""
@@ -13,9 +18,9 @@ Queue = Callable[[int], None]
 class Graphs:
     """The captured graphs by shape; `captures=False` queues the launches themselves every time."""
 
-    def __init__(self, *, captures: bool = True) -> None:
-        self.captures = captures
-        self._graphs: dict[Hashable, Any] = {}
+    def __init__(self, *, captures: bool = True, devices: Sequence[Usable] = ()) -> None:
+        self.captures, self._devices = captures, devices
+        self._graphs: dict[Hashable, list[Any]] = {}
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -26,30 +31,46 @@ class Graphs:
             queue(stream)
             return
         self.prepare(shape, queue, stream)
-        call(driver.cuGraphLaunch(self._graphs[shape], stream))
+        for number, (graph, handle) in enumerate(zip(self._graphs[shape], all_handles(stream), strict=True)):
+            self._use(number)
+            call(driver.cuGraphLaunch(graph, handle))
+        self._use(0)
 
     def prepare(self, shape: Hashable, queue: Queue, stream: int) -> None:
         """Capture what `queue` queues for `shape`, unless it is there already; nothing runs."""
         if self.captures and shape not in self._graphs:
-            self._graphs[shape] = _capture(queue, stream)
+            self._graphs[shape] = [self._instantiate(i, graph) for i, graph in enumerate(_capture(queue, stream))]
 
     def close(self) -> None:
         """Free all graphs; none is running."""
         graphs, self._graphs = self._graphs, {}
-        for graph in graphs.values():
+        for graph in (graph for each in graphs.values() for graph in each):
             call(driver.cuGraphExecDestroy(graph))
 
+    def _instantiate(self, number: int, graph: Any) -> Any:
+        """The executable form of what GPU `number` does, which takes the place of `graph`."""
+        self._use(number)
+        try:
+            return call(driver.cuGraphInstantiate(graph, 0))
+        finally:
+            call(driver.cuGraphDestroy(graph))
+            self._use(0)
 
-def _capture(queue: Queue, stream: int) -> Any:
-    """The executable graph of what `queue` queues on `stream`; nothing of it runs."""
-    call(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+    def _use(self, number: int) -> None:
+        """Make GPU `number` current, where there are several."""
+        if len(self._devices) > 1:
+            self._devices[number].use()
+
+
+def _capture(queue: Queue, stream: int) -> list[Any]:
+    """The graph of what `queue` queues on each GPU's part of `stream`; nothing of it runs."""
+    mode, handles = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, all_handles(stream)
+    for handle in handles:
+        call(driver.cuStreamBeginCapture(handle, mode))
     try:
         queue(stream)
     except BaseException:
-        driver.cuStreamEndCapture(stream)
+        for handle in handles:
+            driver.cuStreamEndCapture(handle)
         raise
-    graph = call(driver.cuStreamEndCapture(stream))
-    try:
-        return call(driver.cuGraphInstantiate(graph, 0))
-    finally:
-        call(driver.cuGraphDestroy(graph))
+    return [call(driver.cuStreamEndCapture(handle)) for handle in handles]

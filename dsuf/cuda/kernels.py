@@ -32,7 +32,7 @@ class Device:
             self.handle = _call(driver.cuDeviceGet(index))
         except (DeviceError, RuntimeError) as error:
             raise CommandError(f"no CUDA device {index}: {error}") from error
-        self._context = _call(driver.cuDevicePrimaryCtxRetain(self.handle))
+        self.index, self.context = index, _call(driver.cuDevicePrimaryCtxRetain(self.handle))
         self.use()
         self.name: str = _call(driver.cuDeviceGetName(128, self.handle)).split(b"\0")[0].decode()
         attribute = driver.CUdevice_attribute
@@ -44,7 +44,7 @@ class Device:
 
     def use(self) -> None:
         """Make this the device of the calling thread."""
-        _call(driver.cuCtxSetCurrent(self._context))
+        _call(driver.cuCtxSetCurrent(self.context))
 
     def _attribute(self, which: Any) -> int:
         return int(_call(driver.cuDeviceGetAttribute(which, self.handle)))

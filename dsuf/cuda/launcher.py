@@ -78,10 +78,11 @@ class Launcher:
 
     def __init__(self, machine: Machine, mode: PrefillMode, *, captures: bool = True) -> None:
         self.machine, self.mode = machine, mode
-        self.decode_stream, self.prefill_stream = Stream(DECODE_PRIORITY), Stream(PREFILL_PRIORITY)
-        self.decode_sides, self.prefill_sides = Sides(2, DECODE_PRIORITY), Sides(2, PREFILL_PRIORITY)
+        gpus = machine.devices
+        self.decode_stream, self.prefill_stream = Stream(DECODE_PRIORITY, gpus), Stream(PREFILL_PRIORITY, gpus)
+        self.decode_sides, self.prefill_sides = Sides(2, DECODE_PRIORITY, gpus), Sides(2, PREFILL_PRIORITY, gpus)
         machine.decoder.sides, machine.prefiller.sides = self.decode_sides, self.prefill_sides
-        self.graphs = Graphs(captures=captures)
+        self.graphs = Graphs(captures=captures, devices=gpus)
         self.free = list(range(machine.setup.max_turns - 1, -1, -1))
         self.shape = StateShape(machine.sizes)
         self.copier = SlotCopier(machine.arena, self.shape)
@@ -254,7 +255,7 @@ class Launcher:
 
 def record_event(stream: Stream) -> Event:
     """A new event behind all that `stream` has queued; who waits for it closes it."""
-    event = Event()
+    event = Event(stream.devices)
     stream.record(event)
     return event
 

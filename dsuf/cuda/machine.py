@@ -1,7 +1,7 @@
 """A loaded model on one GPU: memory planned and filled, kernels built, and what queues prefill and decode on it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -123,9 +123,12 @@ class Machine:
 
     def __init__(
         self, device: Device, kernels: Kernels, arena: Arena, config: ModelConfig, sizes: CacheSizes, setup: Setup,
-        pad_id: int,
+        pad_id: int, *, devices: Sequence[Device] = (), check: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
+        """`devices` are those of the ranks where each has its own, the first among them; `check` raises `DeviceError`
+        where ranks have lost each other."""
         self.device, self.arena, self.config, self.sizes, self.setup = device, arena, config, sizes, setup
+        self.devices, self.check = devices, check
         self.turns, self.caches = Turns(arena), Caches(arena, sizes)
         self.model = Model(arena, config, self.caches, pad_id)
         drafts = setup.drafts and config.n_mtp_layers > 0

@@ -1,7 +1,7 @@
 """Pages between the device and host buffers, on a stream of their own.
 
 In a host buffer a page is, for every Full layer in order, its entries and then its index keys. Runs of neighbouring
-pages are copied as one block of rows with a stride.
+pages are copied as one block of rows with a stride. Ranks have the same pages: the first's are read, all are written.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from dsuf.cuda.arena import Arena, Array, view_host
 from dsuf.cuda.caches import Caches
 from dsuf.cuda.driver import api as driver
 from dsuf.cuda.driver import call
-from dsuf.cuda.streams import Event, Stream
+from dsuf.cuda.streams import Event, Stream, Usable, handle_on
 
 STAGED_PAGES = 64
 """Pages that are staged in pinned memory at once."""
@@ -30,9 +30,9 @@ def find_runs(pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 class PageCopier:
     """Copies pages; for one thread, which it blocks until they are there. `close` frees its buffer."""
 
-    def __init__(self, arena: Arena, caches: Caches) -> None:
+    def __init__(self, arena: Arena, caches: Caches, devices: Sequence[Usable] = ()) -> None:
         self.arena, self.caches, self.page_bytes = arena, caches, caches.sizes.page_bytes
-        self._stream = Stream()
+        self._stream = Stream(devices=devices)
         size = STAGED_PAGES * self.page_bytes
         self._staged = Array(int(call(driver.cuMemHostAlloc(size, 0))), "u8", (STAGED_PAGES, self.page_bytes))
 
@@ -76,8 +76,9 @@ class PageCopier:
                 block = driver.CUDA_MEMCPY2D()
                 block.WidthInBytes, block.Height = width, count
                 host, device = self._staged[place].pointer + offset, store.pointer + page * width
-                _put_sides(block, host, self.page_bytes, device, width, reads=reads)
-                call(driver.cuMemcpy2DAsync(block, self._stream.handle))
+                for rank, shift in enumerate((0, *store.shifts)[: 1 if reads else None]):
+                    _put_sides(block, host, self.page_bytes, device + shift, width, reads=reads)
+                    call(driver.cuMemcpy2DAsync(block, handle_on(self._stream.handle, rank)))
                 offset += width
 
     def _stores(self) -> Iterator[tuple[Array, int]]:

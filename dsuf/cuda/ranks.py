@@ -2,9 +2,13 @@
 
 The ranks' arenas have one layout, so the first rank's launch with shifted addresses is every rank's, and what the host
 writes is written to all. Three kinds of results are sums over ranks (attention's, the experts', an Engram
-projection's); logits are slices of the vocabulary that are gathered before a choice is made of them. All else the ranks
-compute alike, choices too, from the same bits; index keys every rank has in full so far. Here the ranks share one GPU
-and one stream; nothing but the order of launches (all announce, then all read) makes use of that.
+projection's); logits are slices of the vocabulary that are gathered before a choice is made of them. What is chosen of
+logits, and which drafts are kept, the others take over from the first rank: one rank's choice is the choice. All else
+the ranks compute alike, from the same bits; index keys every rank has in full so far. Ranks have a GPU each, or share
+one and its streams; the order of launches (all announce, then all read) is that of both.
+
+A rank that does not come in time is named in pinned memory, and every step from then on fails: ranks that have lost
+each other never agree again, and only a new process helps.
 
 Decided here: parts are rounded to BF16 before they are added, half the bytes of float32 on every link, as the usual
 reduction has it. What goes into a sum is one rank's to the bit, and so is everything that follows from equal sums; the
@@ -12,7 +16,7 @@ sums themselves are not (about 0.3 % of a row's length), and quantisers and choi
 imitated the parts of eight would have to keep eight roundings of every expert's output, which the model has not.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +28,25 @@ from dsuf.checkpoint.config import ModelConfig, load_config
 from dsuf.checkpoint.engram import EngramHash
 from dsuf.checkpoint.shards import Checkpoint
 from dsuf.checkpoint.token_map import TokenMap
-from dsuf.cuda.arena import Arena, Array, Region, free_bytes, read_array, view_host, write_array
+from dsuf.cuda.arena import Arena, Array, Region, free_bytes, view_host, write_array
 from dsuf.cuda.constants import write_constants
 from dsuf.cuda.contract import DeviceArray
+from dsuf.cuda.devices import synchronize
 from dsuf.cuda.group import MAX_RANKS, check_ranks, rank_config, split_tensors
 from dsuf.cuda.kernels import Device, Kernels
 from dsuf.cuda.machine import RESERVED_BYTES, Machine, Setup, build_kernels, count_pages, plan_regions, plan_sizes
+from dsuf.cuda.streams import handle_on, make_each
 from dsuf.cuda.weights import arrange_experts, load_weights, plan_weights
 from dsuf.errors import DeviceError
 
 SUMMED = ("project_fp8_o", "combine_experts", "project_fp8_engram")
 """Entries whose `out` is a part of a sum where a rank runs them."""
+
+CHOICES = {"sample_rows": ("picked",), "judge_drafts": ("kept", "next")}
+"""Of entries that choose, the fields that say what; every rank has those of the first."""
+
+CHOSEN = ("decode.picked", "draft.picked", "prefill.picked", "step.kept", "step.next")
+"""The regions of those fields."""
 
 STREAMS = 2
 """Streams on which ranks meet: decode's and prefill's."""
@@ -69,11 +81,12 @@ def _plan_peers(own: ModelConfig, number: int, rows: int, ranks: int) -> list[Re
         "slices": ("f32", (rows, own.vocab_size // ranks)),
         "arrived": ("i32", (MAX_RANKS,)),
         "epoch": ("i32", (1,)),
-        "missing": ("i32", (1,)),
         "words": ("i64", (MAX_RANKS,)),
         "partials": ("i64", (3, MAX_RANKS)),
+        "chosen": ("i64", (len(CHOSEN), 1)),
     }
-    return [Region(f"peers.{number}.{name}", kind, shape, "workspaces") for name, (kind, shape) in shapes.items()]
+    regions = [Region(f"peers.{number}.{name}", kind, shape, "workspaces") for name, (kind, shape) in shapes.items()]
+    return [*regions, Region(f"peers.{number}.missing", "i32", (1,), "workspaces", pinned=True)]
 
 
 class Peers:
@@ -81,11 +94,13 @@ class Peers:
 
     def __init__(self, arena: Arena, number: int) -> None:
         self._arrays = {name: arena[f"peers.{number}.{name}"] for name in
-                        ("parts", "slices", "arrived", "epoch", "missing", "words", "partials")}  # fmt: skip
-        self._turn = 0
+                        ("parts", "slices", "arrived", "epoch", "missing", "words", "partials", "chosen")}  # fmt: skip
+        self._turn, self._leaders = 0, [arena[name].pointer for name in CHOSEN]
+        self.missing = [view_host(self["missing"].on(rank)) for rank in range(arena.ranks)]
         shown = [self["parts"][0], self["parts"][1], self["slices"]]
         write_array(self["partials"], np.array([_addresses(array) for array in shown]))
         write_array(self["words"], np.array(_addresses(self["arrived"])))
+        write_array(self["chosen"], np.array(self._leaders).reshape(-1, 1))
 
     def __getitem__(self, name: str) -> Array:
         return self._arrays[name]
@@ -95,6 +110,10 @@ class Peers:
         self._turn = 1 - self._turn
         return self["parts"][self._turn].viewed("bf16", rows, width), self["partials"][self._turn]
 
+    def find_leader(self, choice: Array) -> Array:
+        """The address, as the kernels read it, of what the first rank has at `choice`."""
+        return self["chosen"][self._leaders.index(choice.pointer)]
+
 
 def _addresses(array: Array) -> list[int]:
     """Where each rank has `array`, in a row of fixed length."""
@@ -103,17 +122,33 @@ def _addresses(array: Array) -> list[int]:
 
 
 class RankedKernels(Kernels):
-    """`kernels`, each launched for all ranks of `arena`."""
+    """Each launch for all ranks of `arena`: by the kernels of each rank's own device, or by the only ones."""
 
-    def __init__(self, kernels: Kernels, arena: Arena, own: ModelConfig) -> None:
-        self.names, self.ranks = kernels.names, arena.ranks
-        self._kernels, self._arena, self._config = kernels, arena, own
+    def __init__(
+        self, kernels: Sequence[Kernels], arena: Arena, own: ModelConfig, devices: Sequence[Device] = ()
+    ) -> None:
+        self.names, self.ranks = kernels[0].names, arena.ranks
+        self._kernels, self._arena, self._config, self._devices = kernels, arena, own, devices
         self._peers = [Peers(arena, n) for n in range(len(arena.regions)) if f"peers.{n}.parts" in arena]
         self._by_stream: dict[int, Peers] = {}
         self._slice_rows: dict[int, tuple[int, Array]] = {}  # of each array of logits: its rows, and how many live
 
     def launch(self, entry: str, stream: int = 0, **values: DeviceArray | int | float | None) -> None:
         """As `Kernels.launch`."""
+        try:
+            self._launch(entry, stream, values)
+        finally:
+            if self._devices:
+                self._devices[0].use()
+
+    def check(self) -> None:
+        """Raise `DeviceError` if a rank was ever waited for in vain."""
+        for peers in self._peers:
+            for rank, missing in enumerate(peers.missing):
+                if missing[0]:
+                    raise DeviceError(f"rank {rank} did not hear of rank {missing[0] - 1} in time")
+
+    def _launch(self, entry: str, stream: int, values: Values) -> None:
         if entry in SUMMED:
             self._sum(entry, stream, values)
         elif entry == "project_bf16_dim" and _address(values["weight"]) == self._arena["head.weight"].pointer:
@@ -128,19 +163,19 @@ class RankedKernels(Kernels):
             if entry == "sample_rows":
                 self._gather(stream, values["logits"])
             self._each(entry, stream, values)
+            if entry in CHOICES:
+                self._follow(stream, [values[name] for name in CHOICES[entry]])
 
-    def check(self) -> None:
-        """Raise `DeviceError` if a rank was ever waited for in vain; blocks."""
-        for peers in self._peers:
-            for rank in range(self.ranks):
-                missing = int(read_array(peers["missing"].on(rank))[0])
-                if missing:
-                    raise DeviceError(f"rank {rank} did not hear of rank {missing - 1} in time")
-
-    def _each(self, entry: str, stream: int, values: Values) -> None:
-        for rank in range(self.ranks):
+    def _each(self, entry: str, stream: int, values: Values, ranks: Iterable[int] | None = None) -> None:
+        for rank in range(self.ranks) if ranks is None else ranks:
             own = {name: value.on(rank) if isinstance(value, Array) else value for name, value in values.items()}
-            self._kernels.launch(entry, stream, **own)
+            self._launch_on(rank, entry, stream, own)
+
+    def _launch_on(self, rank: int, entry: str, stream: int, values: Values) -> None:
+        place = rank if self._devices else 0
+        if self._devices:
+            self._devices[place].use()
+        self._kernels[place].launch(entry, handle_on(stream, rank), **values)
 
     def _meet(self, stream: int) -> Peers:
         """The set of arrays that belongs to `stream`."""
@@ -171,17 +206,35 @@ class RankedKernels(Kernels):
         partials, width = self._meet(stream)["partials"][2], self._config.vocab_size // self.ranks
         self._bring_together("gather_peers", stream, partials, logits, rows, width, live)
 
+    def _follow(self, stream: int, choices: Iterable[Value]) -> None:
+        """Let the other ranks have what the first has at `choices`: gathered from one rank, as words of 32 bits."""
+        self._announce(stream)
+        for choice in choices:
+            assert isinstance(choice, Array)
+            words, leader = -(-choice.bytes // 16) * 4, self._meet(stream).find_leader(choice)
+            sizes = {"rows": 1, "width": words, "ranks": 1}
+            own = {"partials": leader, "out": choice.viewed("f32", 1, 1, words), "live": self._arena["one"]}
+            self._each("gather_peers", stream, {**self._met(stream), **own, **sizes}, range(1, self.ranks))
+
     def _bring_together(
         self, entry: str, stream: int, partials: Array, out: DeviceArray | float | None, rows: int, width: int,
         live: DeviceArray | float | None,
     ) -> None:  # fmt: skip
-        peers, sizes = self._meet(stream), {"rows": rows, "width": width, "ranks": self.ranks}
+        self._announce(stream)
+        own: dict[str, Value] = {"partials": partials, "out": out, "live": live}
+        self._each(entry, stream, {**self._met(stream), **own, "rows": rows, "width": width, "ranks": self.ranks})
+
+    def _announce(self, stream: int) -> None:
+        """Every rank says that what it has so far is there."""
+        peers = self._meet(stream)
         for rank in range(self.ranks):
             own = {"arrived": peers["words"].on(rank), "epoch": peers["epoch"].on(rank)}
-            self._kernels.launch("announce_partial", stream, **own, rank=rank, ranks=self.ranks)
-        shared = {name: peers[name] for name in ("arrived", "epoch", "missing")}
-        self._each(entry, stream, {**shared, "partials": partials, "out": out, "live": live, **sizes,
-                                   "patience_us": PATIENCE_US})  # fmt: skip
+            self._launch_on(rank, "announce_partial", stream, {**own, "rank": rank, "ranks": self.ranks})
+
+    def _met(self, stream: int) -> dict[str, Value]:
+        """How a rank knows that all are there."""
+        peers = self._meet(stream)
+        return {**{name: peers[name] for name in ("arrived", "epoch", "missing")}, "patience_us": PATIENCE_US}
 
 
 def _address(value: DeviceArray | float | None) -> int:
@@ -208,31 +261,43 @@ class RankView(Arena):
 
 def load_ranks(
     directory: Path, setup: Setup, ranks: int, progress: Callable[[int], None] = lambda done: None,
-    streams: int = STREAMS,
+    streams: int = STREAMS, devices: Sequence[Device] = (),
 ) -> Machine:  # fmt: skip
-    """A machine of `ranks` ranks on this GPU with the checkpoint in `directory`; raises as `Machine.load` does.
+    """A machine of `ranks` ranks with the checkpoint in `directory`; raises as `Machine.load` does.
 
-    Work may be queued on up to `streams` streams.
+    Each has the device at its place in `devices`; without any they share the first GPU. Work may be queued on up to
+    `streams` streams.
     """
     config = load_config(directory / "config.json")
     check_ranks(config, ranks)
-    own, device = rank_config(config, ranks, ranks - 1), Device()
-    pages = count_pages(own, setup, ((setup.budget_bytes or free_bytes()) - RESERVED_BYTES) // ranks)
-    kernels = build_kernels(device, own)
-    arena = Arena(plan_rank_regions(own, setup, pages, ranks, streams), ranks)
+    own, each = rank_config(config, ranks, ranks - 1), devices or (Device(),)
+    pages = count_pages(own, setup, _count_free(each, setup) // (1 if devices else ranks))
+    kernels = [build_kernels(device, own) for device in each]
+    arena = Arena(plan_rank_regions(own, setup, pages, ranks, streams), ranks, devices)
     try:
-        pad_id = _fill_ranks(arena, directory, config, own, setup, device, progress)
+        pad_id = _fill_ranks(
+            arena, directory, config, setup, [each[rank % len(each)] for rank in range(ranks)], progress
+        )
         for rank in range(ranks):
-            arrange_experts(RankView(arena, rank), kernels)
-        ranked = RankedKernels(kernels, arena, own)
+            each[rank % len(each)].use()
+            arrange_experts(RankView(arena, rank), kernels[rank % len(each)])
+        synchronize(each)
+        ranked = RankedKernels(kernels, arena, own, devices)
     except BaseException:
         arena.close()
         raise
-    return Machine(device, ranked, arena, own, plan_sizes(own, setup, pages), setup, pad_id)
+    sizes = plan_sizes(own, setup, pages)
+    return Machine(each[0], ranked, arena, own, sizes, setup, pad_id, devices=devices, check=ranked.check)
+
+
+def _count_free(devices: Sequence[Device], setup: Setup) -> int:
+    """Bytes that may be used of each device; the first is current then."""
+    free = make_each(devices, lambda: setup.budget_bytes or free_bytes())
+    return int(min(free)) - RESERVED_BYTES
 
 
 def _fill_ranks(
-    arena: Arena, directory: Path, config: ModelConfig, own: ModelConfig, setup: Setup, device: Device,
+    arena: Arena, directory: Path, config: ModelConfig, setup: Setup, devices: Sequence[Device],
     progress: Callable[[int], None],
 ) -> int:  # fmt: skip
     """Bring every rank's share of the weights, and its constants, into `arena`; the Engram id that fills a history."""
@@ -240,11 +305,12 @@ def _fill_ranks(
     whole = EngramHash.from_config(config, tokens)
     with Checkpoint.open(directory) as checkpoint:
         for rank in range(arena.ranks):
+            devices[rank].use()
             view = RankView(arena, rank)
             take = _sharer(checkpoint, config, arena.ranks, rank)
             here = rank_config(config, arena.ranks, rank)
             _, placements = plan_weights(here, draft=drafts, engram_on_host=setup.engram_on_host)
-            load_weights(view, placements, take, device, progress)
+            load_weights(view, placements, take, devices[rank], progress)
             if drafts:
                 rating = checkpoint.tensor(f"mtp.{config.n_mtp_layers - 1}.confidence_head.proj.weight")
                 write_array(view["confidence"], np.asarray(rating).astype(np.float32).reshape(-1))

@@ -18,6 +18,7 @@ from dsuf.cuda.arena import Arena, Array
 from dsuf.cuda.caches import CacheSizes
 from dsuf.cuda.driver import api as driver
 from dsuf.cuda.driver import call
+from dsuf.cuda.streams import handle_on
 from dsuf.errors import CheckpointError
 
 SLACK_TOKENS = 16
@@ -156,17 +157,18 @@ class SlotCopier:
         self.arena, self.shape = arena, shape
 
     def read(self, slot: int, memory: Array, stream: int) -> None:
-        """Queue the copy of `slot` into the image at `memory`."""
+        """Queue the copy of `slot`, the first rank's, into the image at `memory`."""
         at = memory.pointer
         for array in self._arrays(slot):
             call(driver.cuMemcpyDtoHAsync(at, array.pointer, array.bytes, stream))
             at += array.bytes
 
     def write(self, slot: int, memory: Array, stream: int) -> None:
-        """Queue the copy of the image at `memory` into `slot`."""
+        """Queue the copy of the image at `memory` into `slot`, every rank's."""
         at = memory.pointer
         for array in self._arrays(slot):
-            call(driver.cuMemcpyHtoDAsync(array.pointer, at, array.bytes, stream))
+            for rank, shift in enumerate((0, *array.shifts)):
+                call(driver.cuMemcpyHtoDAsync(array.pointer + shift, at, array.bytes, handle_on(stream, rank)))
             at += array.bytes
 
     def _arrays(self, slot: int) -> list[Array]:

@@ -1,9 +1,13 @@
-"""Streams and events of the device, and how a coroutine waits for one: sleep most of the expected time, then poll."""
+"""Streams and events of the device, and how a coroutine waits for one: sleep most of the expected time, then poll.
+
+Where ranks have GPUs of their own, a stream is one on each of them, an event a mark in each, and what is said of them
+is said to all: a rank is behind another only where they meet.
+"""
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
 
 from dsuf.cuda.driver import api as driver
 from dsuf.cuda.driver import call
@@ -19,55 +23,128 @@ FIRST_PATIENCE = 2.0
 RARE_POLL_S = 0.002
 
 
-class Event:
-    """A mark in a stream."""
+class Usable(Protocol):
+    """A GPU that can be made current."""
 
-    def __init__(self) -> None:
-        self.handle = call(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+    def use(self) -> None:
+        """Make it the device of the calling thread."""
+
+
+class Handle(int):
+    """A stream's handle; where several ranks each have a stream, this is the first rank's."""
+
+    others: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, handles: Sequence[int]) -> Self:
+        """The first of `handles`, which knows the others."""
+        handle = cls(handles[0])
+        handle.others = tuple(handles[1:])
+        return handle
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Those of all GPUs."""
+        return (int(self), *self.others)
+
+
+def handle_on(stream: int, rank: int) -> int:
+    """The stream of `rank`; the same for all ranks where they share a GPU."""
+    others = stream.others if isinstance(stream, Handle) else ()
+    return others[rank - 1] if rank and others else stream
+
+
+def all_handles(stream: int) -> tuple[int, ...]:
+    """The streams of all GPUs."""
+    return stream.all if isinstance(stream, Handle) else (stream,)
+
+
+def make_each(devices: Sequence[Usable], make: Callable[[], Any]) -> list[Any]:
+    """What `make` makes on each of `devices`, or on the current one if there are none; the first is current then."""
+    if not devices:
+        return [make()]
+    made = []
+    try:
+        for device in devices:
+            device.use()
+            made.append(make())
+    finally:
+        devices[0].use()
+    return made
+
+
+class Event:
+    """A mark in a stream of `devices`, of the current one if none is named."""
+
+    def __init__(self, devices: Sequence[Usable] = ()) -> None:
+        flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        self.handles = make_each(devices, lambda: call(driver.cuEventCreate(flags)))
 
     @property
     def done(self) -> bool:
-        """Whether the device has come past it; raises `DeviceError` if work before it failed."""
-        (status,) = driver.cuEventQuery(self.handle)
-        if status == driver.CUresult.CUDA_ERROR_NOT_READY:
-            return False
-        call((status,))
+        """Whether every device has come past it; raises `DeviceError` if work before it failed."""
+        for handle in self.handles:
+            (status,) = driver.cuEventQuery(handle)
+            if status == driver.CUresult.CUDA_ERROR_NOT_READY:
+                return False
+            call((status,))
         return True
+
+    def synchronize(self) -> None:
+        """Block until it is done."""
+        for handle in self.handles:
+            call(driver.cuEventSynchronize(handle))
+
+    def record(self, stream: int) -> None:
+        """Put it behind all that is queued on the stream with this handle."""
+        for handle, each in zip(self.handles, all_handles(stream), strict=True):
+            call(driver.cuEventRecord(handle, each))
+
+    def hold(self, stream: int) -> None:
+        """Let what is queued on the stream with this handle from now on begin only behind it."""
+        for handle, each in zip(self.handles, all_handles(stream), strict=True):
+            call(driver.cuStreamWaitEvent(each, handle, 0))
 
     def close(self) -> None:
         """Forget the mark."""
-        call(driver.cuEventDestroy(self.handle))
+        for handle in self.handles:
+            call(driver.cuEventDestroy(handle))
 
 
 class Stream:
-    """A queue of work; a lower `priority` number goes first where the device must choose."""
+    """A queue of work on `devices`, on the current one if none is named; a lower `priority` number goes first where
+    the device must choose."""
 
-    def __init__(self, priority: int = 0) -> None:
+    def __init__(self, priority: int = 0, devices: Sequence[Usable] = ()) -> None:
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-        self.handle = int(call(driver.cuStreamCreateWithPriority(flags, priority)))
+        made = make_each(devices, lambda: int(call(driver.cuStreamCreateWithPriority(flags, priority))))
+        self.devices, self.handle = devices, Handle.of(made)
 
     def record(self, event: Event) -> None:
         """Put `event` behind all that is queued."""
-        call(driver.cuEventRecord(event.handle, self.handle))
+        event.record(self.handle)
 
     def follow(self, event: Event) -> None:
         """Let what is queued from now on begin only behind `event`."""
-        call(driver.cuStreamWaitEvent(self.handle, event.handle, 0))
+        event.hold(self.handle)
 
     def synchronize(self) -> None:
         """Block until all that is queued is done; raises `DeviceError` if some of it failed."""
-        call(driver.cuStreamSynchronize(self.handle))
+        for handle in self.handle.all:
+            call(driver.cuStreamSynchronize(handle))
 
     def check(self) -> None:
         """Raise `DeviceError` if something that was queued has failed."""
-        (status,) = driver.cuStreamQuery(self.handle)
-        if status != driver.CUresult.CUDA_ERROR_NOT_READY:
-            call((status,))
+        for handle in self.handle.all:
+            (status,) = driver.cuStreamQuery(handle)
+            if status != driver.CUresult.CUDA_ERROR_NOT_READY:
+                call((status,))
 
     def close(self) -> None:
         """Wait and free."""
         self.synchronize()
-        call(driver.cuStreamDestroy(self.handle))
+        for handle in self.handle.all:
+            call(driver.cuStreamDestroy(handle))
 
     def __enter__(self) -> Self:
         return self
@@ -82,21 +159,21 @@ class Sides:
     Works on handles, so that it can be captured: a graph then has the branches.
     """
 
-    def __init__(self, count: int, priority: int = 0) -> None:
-        self._streams = [Stream(priority) for _ in range(count)]
-        self._forks, self._joins = [Event() for _ in range(count)], [Event() for _ in range(count)]
+    def __init__(self, count: int, priority: int = 0, devices: Sequence[Usable] = ()) -> None:
+        self._streams = [Stream(priority, devices) for _ in range(count)]
+        self._forks, self._joins = ([Event(devices) for _ in range(count)] for _ in range(2))
 
     def fork(self, main: int, number: int) -> int:
         """Side stream `number`, which goes on from where `main` is; it must have been joined before."""
         side = self._streams[number].handle
-        call(driver.cuEventRecord(self._forks[number].handle, main))
-        call(driver.cuStreamWaitEvent(side, self._forks[number].handle, 0))
+        self._forks[number].record(main)
+        self._forks[number].hold(side)
         return side
 
     def join(self, main: int, number: int) -> None:
         """Let `main` go on only behind what side stream `number` has queued."""
-        call(driver.cuEventRecord(self._joins[number].handle, self._streams[number].handle))
-        call(driver.cuStreamWaitEvent(main, self._joins[number].handle, 0))
+        self._joins[number].record(self._streams[number].handle)
+        self._joins[number].hold(main)
 
     def close(self) -> None:
         """Wait and free."""

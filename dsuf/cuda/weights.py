@@ -102,7 +102,7 @@ class Loader:
             part = source[start : start + STAGING_BYTES]
             self._turn = 1 - self._turn
             buffer, sent = self._buffers[self._turn], self._sent[self._turn]
-            call(driver.cuEventSynchronize(sent.handle))
+            sent.synchronize()
             np.copyto(view_host(buffer)[: len(part)], part)
             call(driver.cuMemcpyHtoDAsync(target + start, buffer.pointer, len(part), self._stream.handle))
             self._stream.record(sent)

@@ -9,7 +9,8 @@
 // it may be overwritten after the owner's next reduction, not before, so two parts that take turns are enough. Between
 // the two kernels a rank never waits, hence ranks that share a GPU and a stream (all announce, then all reduce) work
 // too. A rank that is not there after `patience_us` is named in `missing`, and the rows are NaN: never a sum that lacks
-// a part. Padding: zeros, nothing of it is read.
+// a part. It is not waited for again until it has caught up, so that what is queued ends soon. Padding: zeros, nothing
+// of it is read.
 // Grid: announce_partial one warp; reduce_peers (ceil(width / 1024), rows) blocks of 128, of which each thread adds
 // eight columns; gather_peers (ceil(width / 512), rows), a thread four columns of every part.
 // Bound: the latency of a peer's memory, twice (the word, then the part).
@@ -20,6 +21,7 @@
 namespace dsuf {
 
 constexpr int kMostRanks = 8;
+constexpr int32_t kGone = 1 << 30;  // so far ahead is the word of a rank that was given up
 
 __device__ __forceinline__ void store_release(int32_t* at, int32_t value) {
   asm volatile("st.release.sys.global.s32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
@@ -40,9 +42,13 @@ __device__ __forceinline__ uint64_t clock_ns() {
 // Whether *word reaches `epoch` in time; epochs are compared as the counters that they are, which may wrap around.
 __device__ __forceinline__ bool wait_for(const int32_t* word, int32_t epoch, int32_t patience_us) {
   const uint64_t deadline = clock_ns() + uint64_t(patience_us) * 1000;
-  while (int32_t(uint32_t(load_acquire(word)) - uint32_t(epoch)) < 0)
-    if (clock_ns() > deadline) return false;
-  return true;
+  int32_t ahead;
+  while ((ahead = int32_t(uint32_t(load_acquire(word)) - uint32_t(epoch))) < 0)
+    if (clock_ns() > deadline) {
+      *const_cast<int32_t*>(word) = int32_t(uint32_t(epoch) + kGone + kGone / 2);
+      return false;
+    }
+  return ahead < kGone;
 }
 
 // Whether all ranks are there; of all threads of a block, which know it together.

@@ -134,7 +134,7 @@ class HostArena(Arena):
 
     def __init__(self, regions: Iterable[Region]) -> None:
         self.regions = {region.name: region for region in regions}
-        self._pools = {}
+        self._pools = []
         self._held = np.zeros(sum(region.reserved_bytes for region in self.regions.values()), np.uint8)
         self._arrays, at = {}, self._held.ctypes.data
         for region in self.regions.values():

@@ -13,7 +13,7 @@ class PaperArena(Arena):
     """Arrays that nothing stands behind; two regions never share an address."""
 
     def __init__(self, regions: Iterable[Region]) -> None:
-        self.regions, self._arrays, self._pools = {}, {}, {}
+        self.regions, self._arrays, self._pools = {}, {}, []
         at = 1 << 20
         for region in regions:
             assert region.name not in self.regions, f"two regions are called {region.name}"

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.campaigns.greedy import KINDS, PROMPT_TOKENS, Difference, Expected, follow, judge, load, record, save
+from bench.campaigns.greedy import KINDS, Difference, Expected, follow, judge, load, record, save
 from bench.nano.data.checks import list_kinds
 from dsuf.checkpoint.config import load_config
 from dsuf.cuda.engine import CudaEngine
@@ -15,7 +15,7 @@ from tests.cuda.host import make_host_machine
 from tests.cuda.test_protocol import say
 
 CONFIG = load_config(Path(__file__).parents[1] / "golden" / "tiny" / "config.json")
-TOKENS = 40
+TOKENS, EOS = 40, CONFIG.eos_token_id
 
 
 def tell(prompt: list[int], altered: dict[int, int]) -> list[int]:
@@ -67,14 +67,23 @@ def test_gaps_decide() -> None:
     expected = make_expected([{}, {}])
     near, other = int(expected.ids[0, 3]) + 1, int(expected.ids[0, 3]) + 2
     assert expected.gap(0, 3, near) == expected.gap(0, 3, other) == pytest.approx(0.2)
-    found = [Difference(0, place, 1, gap) for place, gap in enumerate([0.1] * 99 + [0.7])]
-    assert judge(expected, found, 0)["holds"] and judge(expected, found, 0)["far"] == 1
-    assert not judge(expected, found[1:], 0)["holds"]
+    found = [Difference(0, place % TOKENS, 1, gap) for place, gap in enumerate([0.1] * 99 + [0.7])]
+    assert judge(expected, found, 0, EOS)["holds"] and judge(expected, found, 0, EOS)["far"] == 1
+    assert not judge(expected, found[1:], 0, EOS)["holds"]
     swayed = np.zeros(expected.ids.shape, np.float32)
     swayed[0, :30], swayed[1, 0] = 0.1, 0.5
-    assert judge(expected._replace(swayed=swayed), found[69:], 0)["usual"]
-    assert not judge(expected._replace(swayed=swayed), found[68:], 0)["usual"]
-    assert not judge(expected._replace(swayed=swayed), [found[-1]] * 2, 0)["usual"]
+    assert judge(expected._replace(swayed=swayed), found[69:], 0, EOS)["usual"]
+    assert not judge(expected._replace(swayed=swayed), found[68:], 0, EOS)["usual"]
+    assert not judge(expected._replace(swayed=swayed), [found[-1]] * 2, 0, EOS)["usual"]
+
+
+def test_what_follows_an_end_is_no_reply() -> None:
+    """Differences count up to the end token, itself among them; behind it they are told only."""
+    expected = make_expected([{6: EOS, 9: EOS}, {}])
+    row = judge(expected, [Difference(0, 6, 5, 0.1), Difference(0, 7, 5, 2.0)], 0, EOS)
+    assert (row["in_replies"], row["whole_replies"], row["positions"]) == (7 + TOKENS, 1, 2 * TOKENS)
+    assert (row["different"], row["different_in_replies"], row["far"], row["far_in_replies"]) == (2, 1, 1, 0)
+    assert row["holds"] and not judge(expected, [Difference(0, 6, 5, 0.4)], 0, EOS)["holds"]
 
 
 def test_what_is_recorded_is_read_again(reference: Model, tmp_path: Path) -> None:
@@ -88,12 +97,12 @@ def test_what_is_recorded_is_read_again(reference: Model, tmp_path: Path) -> Non
     assert (np.diff(again.gaps, axis=2) >= 0).all() and not again.gaps[:, :, 0].any()
     assert record(reference, prompts[1:], 6).ids.tolist() == expected.ids[1:].tolist()
     assert np.array_equal(again.swayed, expected.swayed) and load(tmp_path / "greedy.npz", 4).swayed.shape == (2, 4)
-    assert judge(again, [], 0)["holds"]
+    assert judge(again, [], 0, EOS)["holds"]
 
 
 def test_prompts_are_of_kinds_that_are_there() -> None:
-    """Each kind once, as many as there are random prompts."""
-    assert set(KINDS) <= set(list_kinds()) and len(set(KINDS)) == len(KINDS) == len(PROMPT_TOKENS)
+    """Each kind once."""
+    assert set(KINDS) <= set(list_kinds()) and len(set(KINDS)) == len(KINDS)
 
 
 def test_a_swayed_reference_differs_a_little(reference: Model) -> None:

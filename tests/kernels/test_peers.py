@@ -1,5 +1,6 @@
 """announce_partial, reduce_peers and gather_peers: what ranks have parts of, here virtual ones that share a GPU."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,27 @@ def test_gives_up(gpu: Gpu, rng: np.random.Generator) -> None:
     assert int(group.all[0].missing[0]) == 2
     assert np.isnan(out[0]).all()
     assert not out[1].any()
+
+
+def test_gives_up_once(gpu: Gpu, rng: np.random.Generator) -> None:
+    """What is queued behind a sum that lacked a rank does not wait as long again, and is no number either; the rank is
+    heard again once it has caught up."""
+    group, alive = Ranks(gpu, 2, 2, 64), cupy.asarray([2], cupy.int32)
+    group.give(0, draw_bf16(rng, 2, 2, 64))
+    group.give(1, draw_bf16(rng, 2, 2, 64))
+    start = time.monotonic()
+    for step in range(20):
+        group.announce(0)
+        group.reduce(0, step % 2, alive, patience_us=400_000)
+    out = from_bf16(cupy.asnumpy(group.all[0].out))
+    assert 0.4 <= time.monotonic() - start < 2 and np.isnan(out).all()
+    assert int(group.all[0].missing[0]) == 2
+    for _ in range(20):
+        group.announce(1)
+    group.announce(0)
+    group.announce(1)
+    group.reduce(0, 0, alive)
+    assert np.isfinite(from_bf16(cupy.asnumpy(group.all[0].out))).all()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])

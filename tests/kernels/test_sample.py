@@ -1,5 +1,7 @@
 """sample_rows, weigh_drafts and judge_drafts against the reference's sampler and acceptance rules."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -162,12 +164,16 @@ def judge(gpu: Gpu, case: "Case", rule: int) -> dict[str, np.ndarray]:
 class Case:
     """A verified step of random turns; drafts are drawn from their own distributions, which are near the target's."""
 
-    def __init__(self, rng: np.random.Generator, block: int, vocabulary: int, noise: float) -> None:
-        batch, self.live = 9, 8
+    def __init__(
+        self, rng: np.random.Generator, block: int, vocabulary: int, noise: float, verified: Sequence[int] = (),
+        live: int = 8,
+    ) -> None:  # fmt: skip
+        verified = verified or (block, 0, 1, block, 2, block, block, 3, 1)
+        batch, self.live = len(verified), live
         self.state = draw_samplings(rng, 12)
         self.turn = rng.permutation(12)[:batch].astype(np.int32)
         self.length = rng.integers(0, 1000, 12).astype(np.int32)
-        self.verified = np.array([block, 0, 1, block, 2, block, block, 3, 1], np.int32)
+        self.verified = np.array(verified, np.int32)
         self.first = (np.cumsum(self.verified + 1) - self.verified - 1).astype(np.int32)
         self.row_slot = np.repeat(self.turn, self.verified + 1)
         self.logits = draw_logits(rng, len(self.row_slot), vocabulary, "normal")
@@ -206,6 +212,14 @@ def test_acceptance(gpu: Gpu, rng: np.random.Generator, rule: str, vocabulary: i
             kept.append(len(expected) - 1)
         assert (found["kept"][case.live], found["next"][case.live]) == (0, -1)
     assert max(kept) > 0
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_acceptance_of_one_turn(gpu: Gpu, rng: np.random.Generator, rule: str) -> None:
+    """As few rows as there can be, so that a race checker gets through clusters of blocks as well."""
+    case = Case(rng, gpu.sizes.block, 40, 0.1, verified=(1,), live=1)
+    found = judge(gpu, case, int(rule == "block"))
+    assert (*case.drafts[0, : found["kept"][0]].tolist(), int(found["next"][0])) == case.expected(0, rule)
 
 
 def test_acceptance_keeps_the_distribution(gpu: Gpu, rng: np.random.Generator) -> None:

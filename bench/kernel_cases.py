@@ -8,8 +8,8 @@ import cupy
 from dsuf.checkpoint.config import load_config
 from dsuf.checkpoint.forms import RELEASED
 from dsuf.cuda.kernels import Kernels
-from dsuf.cuda.moe import MOST_ROWS_AT_ONCE
 from dsuf.cuda.sizes import from_config
+from dsuf.cuda.workspace import FEW_ROWS
 
 CONFIG = load_config(RELEASED / "config.json")
 SIZES = from_config(CONFIG)
@@ -201,14 +201,22 @@ def expert_cases(rows: int, kernels: Kernels) -> Iterator[Case]:
         live | sizes | routed | grouped | {"logits": logits, "arrived": arrived},
         4 * rows * experts,
     )
-    if rows <= MOST_ROWS_AT_ONCE:
+    if rows <= FEW_ROWS:
+        rated = {"scores": logits.copy(), "biased": logits + bias}
+        yield Case(
+            "score_input",
+            "router",
+            lambda: {"weight": bf16(experts, dim)},
+            live | rated | {"x": bf16(rows, dim), "bias": bias, "experts": experts},
+            2 * experts * dim,
+        )
         own = {name: array.copy() for name, array in (routed | grouped).items()}
         yield Case(
-            "route_input",
-            "router and choice",
-            lambda: {"weight": bf16(experts, dim)},
-            live | sizes | own | {"x": bf16(rows, dim), "logits": logits.copy(), "bias": bias, "arrived": i32([0] * 9)},
-            2 * experts * dim,
+            "choose_few",
+            "",
+            lambda: {"scores": logits.copy()},
+            live | sizes | own | {"biased": logits + bias},
+            8 * rows * experts,
         )
     yield Case("group_experts", "", lambda: {"chosen": routed["chosen"]}, sizes | grouped | {"rows": rows}, 8 * pairs)
     w13 = {

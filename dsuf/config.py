@@ -151,6 +151,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 _SECRET = {"api_keys", "admin_keys"}
 _EXPECTED = re.compile(r"Expected `(\w+)`( [<>]=? [\d.]+| of length)?")
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "array": "a list"}
+DEFAULT_FILE = Path("dsuf.toml")
 _SECRET_TEXTS = {"peer_secret", "redis_url"}
 """Secrets of one text; of a URL the password alone is one."""
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/]*@")
@@ -223,6 +224,11 @@ def load_settings(
     for problem in _problems(loaded):
         raise CommandError(problem)
     return loaded
+
+
+def find_file() -> Path | None:
+    """The settings file that is read where none is named: `dsuf.toml` here, if there is one."""
+    return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -23,8 +23,9 @@ import numpy as np
 
 from dsuf.config import Settings
 from dsuf.cuda.machine import find_lack
-from dsuf.errors import DeviceError
+from dsuf.errors import CommandError, DeviceError
 from dsuf.kv.transport.adapter import check_memlock
+from dsuf.trial.fleet import find_program
 from dsuf.trial.ports import can_bind
 
 PROBE_TIMEOUT_S = 10.0
@@ -137,6 +138,16 @@ def probe_redis() -> Finding:
     return Finding("missing", f"no redis-server on PATH, nothing answers at {where}", "a fleet of several nodes")
 
 
+def probe_haproxy() -> Finding:
+    """The balancer that `bin/fleet` starts; a fleet of one's own takes any."""
+    try:
+        path = find_program("haproxy")
+    except CommandError:
+        return Finding("missing", "no haproxy (Debian, Ubuntu: apt-get install haproxy)", "trying a fleet: bin/fleet")
+    said = run_tool(path, "-v")
+    return Finding("ok", f"{path}, {said.splitlines()[0]}") if said else Finding("note", f"{path} does not run")
+
+
 def probe_rdma() -> Finding:
     """RDMA devices and the Python binding of rdma-core."""
     folder = Path("/sys/class/infiniband")
@@ -230,6 +241,7 @@ PROBES: Sequence[tuple[str, Callable[[], Finding]]] = (
     ("CUDA engine", probe_cuda_engine),
     ("gcc", probe_gcc),
     ("Redis", probe_redis),
+    ("haproxy", probe_haproxy),
     ("RDMA", probe_rdma),
     ("ports", probe_ports),
     ("open files", probe_files),

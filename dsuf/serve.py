@@ -10,8 +10,6 @@ from pathlib import Path
 
 from dsuf import config, node
 
-DEFAULT_FILE = Path("dsuf.toml")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `dsuf serve`: one for each setting, and where settings come from."""
@@ -24,8 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the settings and serve; raises `CommandError` for a setting that cannot be."""
-    toml_path = args.config or (DEFAULT_FILE if DEFAULT_FILE.is_file() else None)
-    settings = config.load_settings(vars(args), os.environ, toml_path)
+    settings = config.load_settings(vars(args), os.environ, args.config or config.find_file())
     if args.print_config:
         print(config.describe(settings))
         return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsuf import doctor
+from dsuf.trial import fleet
 
 
 def test_taken_port_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,3 +74,16 @@ def test_tool_that_fails_is_no_tool(tmp_path: Path) -> None:
     assert doctor.run_tool(str(tmp_path / "missing")) == ""
     assert doctor.run_tool("false") == ""
     assert doctor.run_tool("echo", "x") == "x"
+
+
+def test_the_balancer_is_shown_with_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that is there and runs, one that does not run, none."""
+    program = tmp_path / "haproxy"
+    program.write_text("#!/bin/sh\necho HAProxy version 9\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(fleet.shutil, "which", lambda name, path=None: str(program))
+    assert doctor.probe_haproxy() == doctor.Finding("ok", f"{program}, HAProxy version 9")
+    program.write_text("#!/bin/sh\nexit 1\n")
+    assert doctor.probe_haproxy().state == "note"
+    monkeypatch.setattr(fleet.shutil, "which", lambda name, path=None: None)
+    assert doctor.probe_haproxy().state == "missing"

@@ -1,15 +1,20 @@
 """A fleet to try: which processes there would be, how they start and end. No node runs here."""
 
 import argparse
+import contextlib
 import http.client
+import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -40,6 +45,20 @@ def read_flags(program: Program) -> dict[str, str]:
 def make_args(**changes: object) -> argparse.Namespace:
     """What the command line gives."""
     return argparse.Namespace(**{"nodes": 3, "prefill": 0, "port": 8000, "lenient": False, "logs": None} | changes)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"DSUF_DRAFTS": "banana"}, "no node would start: drafts = 'banana'"),
+        ({"DSUF_PEER_SECRET_FILE": "/x"}, "peer_secret_file gives it too"),
+        ({"DSUF_TLS_CERT_FILE": "/x", "DSUF_TLS_KEY_FILE": "/y"}, "tls_cert_file: .* plain HTTP"),
+    ],
+)
+def test_settings_with_which_no_fleet_comes_about(environ: dict[str, str], words: str) -> None:
+    command.check_settings({})
+    with pytest.raises(CommandError, match=words):
+        command.check_settings(environ)
 
 
 @pytest.mark.usefixtures("tools")
@@ -231,35 +250,114 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_what_the_balancer_says_itself_is_an_error_of_the_protocol(tmp_path: Path) -> None:
-    """No node is there."""
+@contextlib.contextmanager
+def balance(folder: Path, server: str) -> Iterator[int]:
+    """The balancer runs before `server`; its port. Skips where it is not installed."""
     try:
         haproxy = find_program("haproxy")
     except CommandError as error:
         pytest.skip(str(error))
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    config = tmp_path / "haproxy.cfg"
-    config.write_text(describe_balancer("127.0.0.1", port, ["nobody 127.0.0.1:1"]))
-    program = Program("balancer", [haproxy, "-db", "-f", str(config)], tmp_path)
+    config = folder / "haproxy.cfg"
+    config.write_text(describe_balancer("127.0.0.1", port, [server]))
+    program = Program("balancer", [haproxy, "-db", "-f", str(config)], folder)
     program.start()
     try:
         ends_s = time.monotonic() + 20.0
         while not listens(port):
             assert program.code is None and time.monotonic() < ends_s, program.tail()
             time.sleep(0.02)
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        connection.request("GET", "/v1/models")
-        reply = connection.getresponse()
+        yield port
+    finally:
+        program.kill()
+
+
+def ask(port: int, path: str) -> http.client.HTTPResponse:
+    """What is answered."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", path)
+    return connection.getresponse()
+
+
+def test_what_the_balancer_says_itself_is_an_error_of_the_protocol(tmp_path: Path) -> None:
+    """No node is there."""
+    with balance(tmp_path, "nobody 127.0.0.1:1") as port:
+        reply = ask(port, "/v1/models")
         said = json.loads(reply.read())["error"]
-        connection.close()
         assert (reply.status, reply.headers["content-type"], reply.headers["retry-after"]) == (
             503, "application/json", "1",
         )  # fmt: skip
         assert (said["type"], said["message"]) == TEXTS[503]
         assert set(said) == {"message", "type", "param", "code"}
-    finally:
-        program.kill()
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """A node, as far as a balancer sees it: `failing` is what it says of itself, a stream ends when it is `over`."""
+
+    protocol_version = "HTTP/1.1"
+    failing: ClassVar[list[str]] = []
+    over: ClassVar[threading.Event]
+
+    def do_GET(self) -> None:
+        """Readiness, or a stream of some pieces a second."""
+        if self.path == "/readyz":
+            body = json.dumps({"ready": not self.failing, "failing": self.failing}).encode()
+            self.send_response(503 if self.failing else 200)
+            self.send_header("Content-Length", str(len(body)))
+            with contextlib.suppress(OSError):  # the balancer does not always wait for it
+                self.end_headers()
+                self.wfile.write(body)
+            return
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while not self.over.wait(0.05):
+                self.wfile.write(b"1\r\nx\r\n")
+            self.wfile.write(b"0\r\n\r\n")
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(("failing", "whole"), [("draining", True), ("engine: no step finished", False)])
+def test_streams_of_a_node_that_drains_go_on_and_nothing_new_comes_to_it(
+    tmp_path: Path, failing: str, whole: bool
+) -> None:
+    """Those of a node that is stuck are broken off, so that clients can go on elsewhere."""
+    Answers.failing, Answers.over = [], threading.Event()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as node:
+        node.daemon_threads = True
+        threading.Thread(target=node.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            with balance(tmp_path, f"node 127.0.0.1:{node.server_address[1]}") as port:
+                while (stream := ask(port, "/stream")).status != 200:
+                    time.sleep(0.1)
+                assert stream.read(1) == b"x"
+                Answers.failing = [failing]
+                ends_s = time.monotonic() + 20.0
+                while not says_itself(port):
+                    assert time.monotonic() < ends_s
+                    time.sleep(0.1)
+                if whole:
+                    assert stream.read(10) == 10 * b"x"
+                    Answers.over.set()
+                    assert not stream.read().strip(b"x"), "it ends as it should"
+                else:
+                    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                        stream.read()
+        finally:
+            Answers.over.set()
+            node.shutdown()
+
+
+def says_itself(port: int) -> bool:
+    """Whether the balancer answers, since there is no node for anything new."""
+    try:
+        return ask(port, "/readyz").headers["retry-after"] is not None
+    except ConnectionError:  # it was broken off too
+        return False
 
 
 def listens(port: int) -> bool:

@@ -64,7 +64,8 @@ RANKS = (
     ("tetris", "tetris.thinking", "tool.short", "tool.client", "memorised", "json",
      "needle.512", "needle.2048", "needle.8192", "needle.turns.1024", "needle.turns.6144",
      *(f"line.quoted.{count}" for count in (3, 4, 6, 8, 12))),
-    ("needle.32768", "line.client", "tool.short.thinking", "line.quoted.24", "tool.behind.6000"),
+    ("needle.32768", "line.client", "tool.short.thinking", "line.quoted.24", "tool.behind.6000",
+     "tool.behind.1500", "tool.unseen"),
 )  # fmt: skip
 """Kinds that a checkpoint must know, then those whose figures are told; others come last."""
 

@@ -176,10 +176,14 @@ ROUTE_EXPERTS = Params(
     weights="*f32 rows picks", used="*i32? 1", expert="*i32? experts", first="*i32? experts+1",
     order="*i32? rows picks", arrived="*i32? 1", **_LIVE, rows="i32", experts="i32", picks="i32",
 )  # fmt: skip
-ROUTE_INPUT = Params(
-    "RouteInput", x="*bf16 rows dim", weight="*bf16 experts dim", logits="*f32 rows experts", bias="*f32 experts",
-    chosen="*i32 rows picks", weights="*f32 rows picks", used="*i32 1", expert="*i32 experts", first="*i32 experts+1",
-    order="*i32 rows picks", arrived="*i32 1", **_LIVE, rows="i32", experts="i32", picks="i32",
+SCORE_INPUT = Params(
+    "ScoreInput", x="*bf16 rows dim", weight="*bf16 experts dim", bias="*f32 experts", scores="*f32 rows experts",
+    biased="*f32 rows experts", **_LIVE, rows="i32", experts="i32",
+)  # fmt: skip
+CHOOSE_FEW = Params(
+    "ChooseFew", scores="*f32 rows experts", biased="*f32 rows experts", chosen="*i32 rows picks",
+    weights="*f32 rows picks", used="*i32 1", expert="*i32 experts", first="*i32 experts+1", order="*i32 rows picks",
+    **_LIVE, rows="i32", experts="i32", picks="i32",
 )  # fmt: skip
 GROUP_EXPERTS = Params(
     "GroupExperts", chosen="*i32 rows picks", used="*i32 1", expert="*i32 experts", first="*i32 experts+1",

@@ -3,14 +3,15 @@
 from dsuf.checkpoint.config import ModelConfig
 from dsuf.cuda.arena import Arena, Array
 from dsuf.cuda.launches import Pass
+from dsuf.cuda.workspace import FEW_ROWS
 
 _FORMS = (("", "weight"), ("_scale", "scale"))
 
+FEW_EXPERTS, FEW_PAIRS = 512, 64
+"""What `choose_few` serves, of `FEW_ROWS` rows."""
+
 GROUPED = ("used", "expert", "first", "order")
 """Lists of a pass's pairs of row and expert, by expert."""
-
-MOST_ROWS_AT_ONCE = 8
-"""Rows that `route_input` serves."""
 
 
 class Moe:
@@ -30,20 +31,27 @@ class Moe:
         )
 
     def _route(self, todo: Pass) -> None:
-        """Queue router, choice and grouping: in one launch for few rows, unless a choice may be exchanged."""
-        work, gate = todo.work, f"{self.prefix}.gate"
-        if todo.rows <= MOST_ROWS_AT_ONCE and not todo.observer:
-            todo.launch(
-                "route_input", x=work["input"], weight=self.arena[f"{gate}.weight"], logits=work["router"],
-                bias=self.arena[f"{gate}.bias"], chosen=work["chosen"], weights=work["chosen_weights"],
-                **{name: work[name] for name in GROUPED}, arrived=work["arrived"], experts=self.experts,
-                picks=self.picks,
-            )  # fmt: skip
+        """Queue router, choice and grouping: by one block for few rows, unless a choice may be exchanged."""
+        few = todo.rows <= FEW_ROWS and todo.rows * self.picks <= FEW_PAIRS and self.experts <= FEW_EXPERTS
+        if few and not todo.observer:
+            self._route_few(todo)
         else:
-            self._route_in_turn(todo, gate)
+            self._route_many(todo)
 
-    def _route_in_turn(self, todo: Pass, gate: str) -> None:
-        work = todo.work
+    def _route_few(self, todo: Pass) -> None:
+        work, gate = todo.work, f"{self.prefix}.gate"
+        scored: dict[str, Array | int] = {"scores": work["router"], "biased": work["biased"], "experts": self.experts}
+        todo.launch(
+            "score_input", x=work["input"], weight=self.arena[f"{gate}.weight"], bias=self.arena[f"{gate}.bias"],
+            **scored,
+        )  # fmt: skip
+        todo.launch(
+            "choose_few", **scored, chosen=work["chosen"], weights=work["chosen_weights"],
+            **{name: work[name] for name in GROUPED}, picks=self.picks,
+        )  # fmt: skip
+
+    def _route_many(self, todo: Pass) -> None:
+        work, gate = todo.work, f"{self.prefix}.gate"
         todo.launch(
             "project_bf16_few", x=work["input"], weight=self.arena[f"{gate}.weight"], out=work["router"],
             rounded=None, n=self.experts,

@@ -161,8 +161,9 @@ def _experts() -> list[Kernel]:
     return [
         Kernel("route_experts", "route_experts", contract.ROUTE_EXPERTS, 512, lambda n: (_blocks(n["rows"], 8) * 8, 1)),
         Kernel(
-            "route_input", "route_input", contract.ROUTE_INPUT, 128, lambda n: (8 * _blocks(n["experts"], 16), 1)
+            "score_input", "score_input", contract.SCORE_INPUT, 128, lambda n: (8 * _blocks(n["experts"], 16), 1)
         ),
+        Kernel("choose_few", "choose_few", contract.CHOOSE_FEW, 256, _once),
         Kernel("group_experts", "group_experts", contract.GROUP_EXPERTS, 512, _once),
         Kernel("arrange_codes", "arrange_codes", contract.ARRANGE_CODES, 256, lambda n: (_blocks(n["count"], 256), 1)),
         Kernel("experts_up", "experts_up", contract.EXPERTS_UP, 256, _up_grid, shared_bytes=_up_bytes),

@@ -12,6 +12,9 @@ from dsuf.cuda.sizes import Sizes, from_config
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
+FEW_ROWS = 8
+"""Rows whose experts are chosen by one block."""
+
 
 def plan_workspace(pipeline: str, config: ModelConfig, rows: int, entries: int, logit_rows: int) -> list[Region]:
     """The regions of `pipeline` for passes of up to `rows` rows that score up to `entries` entries each."""
@@ -104,9 +107,10 @@ def _expert_shapes(s: Sizes, c: ModelConfig, rows: int) -> Shapes:
         picks, experts = max(picks, c.dspark_n_activated_experts), max(experts, c.dspark_n_routed_experts)
     return {
         "router": ("f32", (rows, experts)),
+        "biased": ("f32", (min(rows, FEW_ROWS), experts)),
         "chosen": ("i32", (rows, picks)),
         "chosen_weights": ("f32", (rows, picks)),
-        "arrived": ("i32", (9,)),
+        "arrived": ("i32", (1,)),
         "used": ("i32", (1,)),
         "expert": ("i32", (experts,)),
         "first": ("i32", (experts + 1,)),

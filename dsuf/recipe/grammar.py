@@ -62,23 +62,31 @@ def write_calls(
     calls = " | ".join(names)
     rules = [f'start: {head}{first} call ({_quote(chr(10) + "<")} call)* {_quote(chr(10) + "</")} {mark} " calls>"']
     rules.append(f'call: {mark} ({calls}) {mark} " invoke>"')
-    return str(LLMatcher.grammar_from_lark("\n".join([*rules, *writer.rules])))
+    return str(LLMatcher.grammar_from_lark("\n".join([*rules, *writer.finish()])))
 
 
 class _Writer:
-    """Collects the rules of all tools."""
+    """Collects the rules of all tools. What many parameters have in common is written, and compiled, once."""
 
     def __init__(self, mark_id: int) -> None:
         self.mark = f"<[{mark_id}]>"
+        self._shared: dict[str, str] = {}
         head, tail = f'{self.mark} " parameter name=\\"" NAME', f'{self.mark} " parameter>"'
+        any_json = self._share("json", f"%json {json.dumps(_COMPACT)}")
         self.rules = [
-            f"any_parameter: any_text | any_json\n"
-            f'any_text: {head} "\\" string=\\"true\\">" TEXT {tail}\n'
-            f'any_json: {head} "\\" string=\\"false\\">" json "</" {tail}\n'
-            f"json: %json {json.dumps(_COMPACT)}\n"
-            f'NAME: /[^"<>\\n]+/\n'
-            f"TEXT: {_closed(_ANY_TEXT)}"
+            'NAME: /[^"<>\\n]+/',
+            "any_parameter: any_text | any_json",
+            f'any_text: {head} "\\" string=\\"true\\">" {self._share("TEXT", _closed(_ANY_TEXT))} {tail}',
+            f'any_json: {head} "\\" string=\\"false\\">" {any_json} "</" {tail}',
         ]
+
+    def _share(self, kind: str, body: str) -> str:
+        """The name of a rule with this body."""
+        return self._shared.setdefault(body, f"{kind}{len(self._shared)}")
+
+    def finish(self) -> list[str]:
+        """All rules."""
+        return [*self.rules, *(f"{name}: {body}" for body, name in self._shared.items())]
 
     def add_tool(self, number: int, tool: Mapping[str, Any], *, loose: bool) -> str:
         """Rules of one tool, from its name to behind its last parameter; the name of the first."""
@@ -112,12 +120,10 @@ class _Writer:
             way, kind = f"{name}_{number}", "false" if form.pattern is None else "true"
             head = f"{self.mark} {_quote(f' parameter name={chr(34)}{key}{chr(34)} string={chr(34)}{kind}{chr(34)}>')}"
             if form.pattern is None:
-                body = f'{way}_json "</"'
                 own = {**shared, **json.loads(form.schema), **_COMPACT}
-                self.rules.append(f"{way}_json: %json {json.dumps(own)}")
+                body = self._share("json", f"%json {json.dumps(own)}") + ' "</"'
             else:
-                body = f"{way.upper()}_TEXT"
-                self.rules.append(f"{way.upper()}_TEXT: {_closed(form.pattern)}")
+                body = self._share("TEXT", _closed(form.pattern))
             self.rules.append(f'{way}: {head} {body} {self.mark} " parameter>"')
             ways.append(way)
         self.rules.append(f"{name}: {' | '.join(ways)}")

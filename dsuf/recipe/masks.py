@@ -31,8 +31,8 @@ class Masks:
         self.only_end, self.all_but_end = _split_at(vocabulary.eos_id, width)
         self._width = width
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._lock = threading.Lock()
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._lock, self._reading = threading.Lock(), threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, "masks")
 
     def check(self, grammar: str) -> None:
@@ -44,26 +44,51 @@ class Masks:
         return _TurnMask(self, constraint, self._threads)
 
     def copy(self, grammar: str) -> LLMatcher:
-        """A matcher at the beginning of `grammar`; raises as `check` does."""
+        """A matcher at the beginning of `grammar`; raises as `check` does. Who comes while another thread compiles the
+        same waits for that."""
         with self._lock:
             found = self._compiled.get(grammar)
+            mine = found is None
             if found is None:
-                found = self._compile(grammar)
-                self._compiled[grammar] = found
+                found = self._compiled[grammar] = Future()
                 if len(self._compiled) > KEPT_GRAMMARS:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(grammar)
-            return found.deep_copy()
+        if mine:
+            self._fill(found, grammar)
+        return found.result().deep_copy()
+
+    def find(self, grammar: str) -> LLMatcher | None:
+        """The same if it is compiled already, at once."""
+        found = self._compiled.get(grammar)
+        ready = found is not None and found.done() and found.exception() is None
+        return found.result().deep_copy() if found is not None and ready else None
+
+    def _fill(self, found: "Future[LLMatcher]", grammar: str) -> None:
+        """Compile `grammar` into `found`; what fails is forgotten."""
+        try:
+            found.set_result(self._compile(grammar))
+        except Exception as error:
+            with self._lock:
+                self._compiled.pop(grammar, None)
+            found.set_exception(error)
 
     def _compile(self, grammar: str) -> LLMatcher:
-        if self._tokenizer is None:  # it takes most of a second for the released vocabulary, so not before it is needed
-            text, end_id = _set_apart(self.vocabulary), self.vocabulary.eos_id
-            self._tokenizer = LLTokenizer(text, n_vocab=self._width, eos_token=end_id)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(self._open_tokenizer(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split())
             raise InvalidRequest(f"the output constraint cannot be compiled: {reason}")
         return matcher
+
+    def _open_tokenizer(self) -> LLTokenizer:
+        """The vocabulary as the library wants it. Reading it takes most of a second where it is large, so that is done
+        when it is first needed."""
+        with self._reading:
+            if self._tokenizer is None:
+                text, end_id = _set_apart(self.vocabulary), self.vocabulary.eos_id
+                self._tokenizer = LLTokenizer(text, n_vocab=self._width, eos_token=end_id)
+            return self._tokenizer
 
 
 class _TurnMask:
@@ -95,7 +120,7 @@ class _Place:
 
     def __init__(self, masks: Masks, constraint: Constraint) -> None:
         self._masks, self._constraint = masks, constraint
-        self._matcher: LLMatcher | None = None
+        self._matcher = masks.find(constraint.grammar)
         self._opened = constraint.begins == "now"
         self._before: int | None = None  # the token before, until the grammar begins
         self.fault: str | None = None
@@ -135,7 +160,7 @@ class _Place:
         return self._masks.only_end if self.fault is not None else row
 
     def _open(self) -> LLMatcher:
-        """The matcher, which is copied when it is first needed."""
+        """The matcher, compiled again where it was forgotten meanwhile."""
         if self._matcher is None:
             self._matcher = self._masks.copy(self._constraint.grammar)
         return self._matcher

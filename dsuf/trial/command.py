@@ -8,11 +8,13 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
+from dsuf.config import find_file, load_settings
 from dsuf.errors import CommandError
-from dsuf.trial.fleet import CONTROL_ABOVE, TrialFleet
+from dsuf.trial.fleet import CONTROL_ABOVE, HOST, TrialFleet
 
 MOST_NODES = 64
 
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the fleet until a signal comes or something ends; raises `CommandError`."""
     check(args)
+    check_settings(os.environ)
     folder = make_folder(args.logs)
     fleet = TrialFleet(args.nodes, folder, port=args.port, prefill=args.prefill, tied=True)
     stopping = Stopping()
@@ -69,6 +72,18 @@ def check(args: argparse.Namespace) -> None:
         raise CommandError(f"--prefill {args.prefill}: at least one of {args.nodes} nodes has to answer clients")
     if not 1024 <= args.port <= 65_535 - 2 * CONTROL_ABOVE - MOST_NODES:
         raise CommandError(f"--port {args.port}: 1024 to {65_535 - 2 * CONTROL_ABOVE - MOST_NODES}")
+
+
+def check_settings(environ: Mapping[str, str]) -> None:
+    """Raise `CommandError` for settings of all nodes with which this fleet would not come about."""
+    try:
+        settings = load_settings(
+            {"redis_url": f"redis://{HOST}"}, {**environ, "DSUF_PEER_SECRET": 16 * "x"}, find_file()
+        )
+    except CommandError as error:
+        raise CommandError(f"no node would start: {error}") from error
+    if settings.tls_cert_file is not None:
+        raise CommandError("tls_cert_file: this fleet's balancer speaks plain HTTP to nodes; take the setting away")
 
 
 def describe(fleet: TrialFleet) -> str:

@@ -4,6 +4,7 @@ import http.client
 import os
 import secrets
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -92,9 +93,10 @@ class TrialFleet:
         return [program for program in self.programs if program.code is not None]
 
     def stop(self, seconds: float = STOP_S) -> None:
-        """End everything: the balancer, then the nodes, which drain beside each other, and Redis last."""
-        stop_all([self.balancer], 5.0)
+        """End everything: the balancer takes nobody new, then the nodes, which drain beside each other, go; Redis last."""
+        self.balancer.send(signal.SIGUSR1)
         stop_all(self.nodes, seconds)
+        stop_all([self.balancer], 5.0)
         stop_all([self.redis], 5.0)
 
     def _node(self, number: int, flags: Sequence[str], environ: Mapping[str, str], count: int) -> Program:

@@ -179,18 +179,26 @@ struct RouteExperts {
   int32_t picks;
 };
 
-struct RouteInput {
+struct ScoreInput {
   const uint16_t* x;        // [rows, dim]
-  const uint16_t* weight;   // [experts, dim] BF16
-  float* logits;            // [rows, experts]
+  const uint16_t* weight;   // [experts, dim]
   const float* bias;        // [experts]
-  int32_t* chosen;          // [rows, picks] ascending
+  float* scores;            // [rows, experts]
+  float* biased;            // [rows, experts] scores plus bias
+  const int32_t* live;
+  int32_t rows;
+  int32_t experts;
+};
+
+struct ChooseFew {
+  const float* scores;      // [rows, experts] from ScoreInput, likewise the next
+  const float* biased;
+  int32_t* chosen;          // [rows, picks]
   float* weights;           // [rows, picks]
-  int32_t* used;            // as of GroupExperts, likewise the next three
+  int32_t* used;            // as in GroupExperts, likewise the next three
   int32_t* expert;
   int32_t* first;
   int32_t* order;
-  int32_t* arrived;         // [9] zero before and after: blocks of a row, rows
   const int32_t* live;
   int32_t rows;
   int32_t experts;

@@ -12,9 +12,8 @@ constexpr int kFewBlocks = 8, kFewWarps = 4;
 using FewSum = ClusterSum<kFewBlocks, 1, kFewWarps>;
 
 // Outputs from `first` on, of `n`, for rows from row0 on: afterwards sums.sum(0, 0, i) is output i of the row of the
-// block's rank. Returns how many rows live. A warp takes at most kAtOnce groups of 32 at a time. With kHoldsNext the launch
-// behind may count on all ahead of this one (launch.cuh).
-template <int kWidth, bool kHoldsNext = false>
+// block's rank. Returns how many rows live. A warp takes at most kAtOnce groups of 32 at a time.
+template <int kWidth>
 __device__ __forceinline__ int multiply_few(FewSum& sums, const uint16_t* x, const uint16_t* weight, int n, int first,
                                             int row0, const int32_t* live_rows, int rows) {
   static_assert(kWidth % 32 == 0, "the contraction is whole groups of 32");
@@ -37,7 +36,7 @@ __device__ __forceinline__ int multiply_few(FewSum& sums, const uint16_t* x, con
       a[i] = load_once(low + group * 32);
       b[i] = load_once(high + group * 32);
     }
-    if (turn == 0) kHoldsNext ? await_inputs_first() : await_inputs();
+    if (turn == 0) await_inputs();
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int group = (turn + i) * kShares + share;

@@ -15,6 +15,15 @@ struct Scores {
   uint32_t best[kWarps][33], at[kWarps][33];  // sort bits of biased scores, zero: none; and whose
 };
 
+__device__ __forceinline__ float route_score(float logit) {
+  return sqrtf(__fadd_rn(fmaxf(logit, 0.0f), log1pf(expf(-fabsf(logit)))));
+}
+
+// The weight of a chosen expert, of the sum of its row's scores.
+__device__ __forceinline__ float route_weight(float score, float sum) {
+  return __fmul_rn(__fdiv_rn(score, __fadd_rn(sum, 1e-20f)), DSUF_ROUTE_SCALE);
+}
+
 // The best key of the warp, zero where all are, and whose it is: the lowest id among equals.
 __device__ __forceinline__ uint32_t find_best(uint32_t key, uint32_t id, uint32_t& whose) {
   const uint32_t most = __reduce_max_sync(0xFFFFFFFFu, key);
@@ -32,8 +41,7 @@ __device__ __forceinline__ void score_experts(const Params& p, int64_t row, Scor
   for (int i = 0; i < kEach; ++i) {
     const int e = i * kThreads + threadIdx.x;
     if (e >= p.experts) continue;
-    const float x = __ldcg(p.logits + row * p.experts + e);
-    const float own = sqrtf(__fadd_rn(fmaxf(x, 0.0f), log1pf(expf(-fabsf(x)))));
+    const float own = route_score(__ldcg(p.logits + row * p.experts + e));
     room.score[e] = own;
     keys[i] = max(sort_bits(__fadd_rn(own, p.bias[e])), 1u);
   }
@@ -72,7 +80,7 @@ __device__ __forceinline__ int choose(const Params& p, int64_t row, Scores<kThre
   for (int i = 0; i < p.picks; ++i) sum = __fadd_rn(sum, room.picked[i]);
   if (lane >= p.picks) return -1;
   p.chosen[row * p.picks + place] = int(chosen);
-  p.weights[row * p.picks + place] = __fmul_rn(__fdiv_rn(score, __fadd_rn(sum, 1e-20f)), DSUF_ROUTE_SCALE);
+  p.weights[row * p.picks + place] = route_weight(score, sum);
   return int(chosen);
 }
 

@@ -1,76 +1,36 @@
 """Sessions with tools: a call of the right tool, its result, and the answer out of it."""
 
-import json
-from typing import NamedTuple
-
 from bench.nano.data.answers import answer_question, load_answers
 from bench.nano.data.draw import Draw
 from bench.nano.data.format import Call, Dialogue, Exchange, Parts
 from bench.nano.data.lines import FILE_QUESTIONS, LINE_TOKENS, File, answer_line, ask_next, draw_count, draw_file
 from bench.nano.data.sample import Label, Span
 from bench.nano.data.shapes import add_context, draw_folder, show_file
+from bench.nano.data.tools import READ, VARIED, Offer, draw_offers, find_reader
 
 LONG_SYSTEM_END = "Use the tools where they help."
 CONTEXT_SHARE = (
     0.25  # of sessions whose question goes on as the real client has it: what is asked for is far from its end
 )
+READ_SHARE = 0.4  # of uses of a tool that read a file even where another was drawn
+PREAMBLE_TOKENS, SCHEMA_TOKENS = 360, 82  # the text around the tools, and one of them
+SPARE_TOKENS = 40  # beyond what things take on the average
 ANSWER_TOKENS = 150  # a memorised answer, mostly fewer
-CALL_TOKENS = 150  # a question, a call and an answer
-
-
-class Tool(NamedTuple):
-    """A kind of tool: names and names of its one argument that it goes by, and how it is asked for."""
-
-    kind: str
-    names: tuple[str, ...]
-    arguments: tuple[str, ...]
-    does: str
-    question: str = ""
-
-
-READ = Tool("read", ("read", "read_file", "open_file", "view_file", "cat"), ("path", "file_path", "file", "filename"),
-            "Read a text file and return its lines.")  # fmt: skip
-OTHERS = (
-    Tool("run", ("bash", "run", "shell", "execute"), ("command", "cmd"), "Run a shell command and return its output.",
-         'Run the command "{}".'),
-    Tool("find", ("glob", "find_files", "list_files"), ("pattern",), "Find files whose paths match a pattern.",
-         'Which files match "{}"?'),
-    Tool("grep", ("grep", "search_text"), ("pattern", "text"), "Search file contents.", 'Which lines contain "{}"?'),
-    Tool("weather", ("get_weather", "weather"), ("city", "place"), "The weather of a place now.",
-         'What is the weather in "{}"?'),
-    Tool("web", ("web_search", "search"), ("query", "q"), "Search the web.", 'Search the web for "{}".'),
-    Tool("define", ("define", "dictionary"), ("word", "term"), "Look a word up.", 'Look up the word "{}".'),
-    Tool("note", ("save_note", "remember"), ("text", "note"), "Keep a note.", 'Save the note "{}".'),
-)  # fmt: skip
-
-
-class Offer(NamedTuple):
-    """A tool as this session has it."""
-
-    tool: Tool
-    name: str
-    argument: str
-
-    @property
-    def schema(self) -> str:
-        """The schema as the prompt shows it."""
-        properties = {self.argument: {"type": "string"}}
-        parameters = {"type": "object", "properties": properties, "required": [self.argument]}
-        return json.dumps({"name": self.name, "description": self.tool.does, "parameters": parameters})
+CALL_TOKENS, BARE_CALL_TOKENS = 150, 95  # a question, a call and an answer; without the answer
 
 
 def write_session(draw: Draw, tokens: int, *, system: Parts = ()) -> Dialogue:
     """A session of at most about `tokens` with one to five small tools, of which one reads files."""
-    offers = draw_offers(draw)
+    offers = draw_offers(draw, VARIED)
     exchanges: list[Exchange] = []
-    room = tokens - 330 - 60 * len(offers)
+    room = tokens - PREAMBLE_TOKENS - SCHEMA_TOKENS * len(offers) - SPARE_TOKENS
     if draw.chance(0.15):
         exchanges.append(answer_question(draw, draw.random.choice(load_answers()[1:])))
         room -= ANSWER_TOKENS
     while room > CALL_TOKENS + 3 * LINE_TOKENS or not exchanges:
         other = draw.random.choice(offers)
-        if other.tool is READ or draw.chance(0.6):
-            made, used = _read_file(draw, _find_reader(offers), room)
+        if other.tool is READ or draw.chance(READ_SHARE):
+            made, used = _read_file(draw, find_reader(offers), room)
         else:
             made, used = use_tool(draw, other), CALL_TOKENS
         exchanges += made
@@ -81,16 +41,30 @@ def write_session(draw: Draw, tokens: int, *, system: Parts = ()) -> Dialogue:
     return Dialogue(draw.effort(), system, tuple(offer.schema for offer in offers), exchanges)
 
 
+def write_calls(draw: Draw, tokens: int, *, system: Parts = ()) -> Dialogue:
+    """Calls of all kinds of tools, as many as surely fit in `tokens`; their names have to be read from the schemas."""
+    most = max(2, min(6, (tokens - PREAMBLE_TOKENS - 2 * CALL_TOKENS) // SCHEMA_TOKENS))
+    offers = draw_offers(draw, VARIED, least=2, most=most)
+    room = tokens - PREAMBLE_TOKENS - SCHEMA_TOKENS * len(offers) - SPARE_TOKENS
+    count = max(1, room // CALL_TOKENS)
+    exchanges: list[Exchange] = []
+    for _ in range(count):
+        exchanges += use_any(draw, draw.random.choice(offers))
+    return Dialogue(draw.effort(), system, tuple(offer.schema for offer in offers), exchanges)
+
+
+def drill_calls(draw: Draw, tokens: int) -> Dialogue:
+    """As `write_calls`, four times as dense: bare schemas instead of the long text on tools, and no results."""
+    most = max(2, min(5, (tokens - 2 * BARE_CALL_TOKENS) // (2 * SCHEMA_TOKENS)))
+    offers = draw_offers(draw, VARIED, least=2, most=most)
+    count = max(1, (tokens - SCHEMA_TOKENS * len(offers) - 2 * SPARE_TOKENS) // BARE_CALL_TOKENS)
+    exchanges = [use_any(draw, draw.random.choice(offers))[0] for _ in range(count)]
+    return Dialogue(draw.effort(), ("\n".join(offer.schema for offer in offers),), (), exchanges)
+
+
 def draw_long_system(draw: Draw, tokens: int) -> Parts:
     """A system text of about `tokens`, which does not end as a piece does: the renderer goes on with empty lines."""
     return (*draw.filler(tokens), LONG_SYSTEM_END) if tokens > 0 else ()
-
-
-def draw_offers(draw: Draw) -> list[Offer]:
-    """One to five tools in any order; one of them reads files."""
-    kinds = [READ, *draw.random.sample(OTHERS, draw.random.randint(0, 4))]
-    draw.random.shuffle(kinds)
-    return [Offer(tool, draw.random.choice(tool.names), draw.random.choice(tool.arguments)) for tool in kinds]
 
 
 def read_file(offer: Offer, file: File, place: int, question: str, shown: str | None = None) -> list[Exchange]:
@@ -107,6 +81,14 @@ def read_file(offer: Offer, file: File, place: int, question: str, shown: str | 
     ]
 
 
+def use_any(draw: Draw, offer: Offer) -> list[Exchange]:
+    """A use of any tool; a file that is read has a few lines."""
+    if offer.tool is not READ:
+        return use_tool(draw, offer)
+    file = draw_file(draw, draw.random.randint(1, 3))
+    return read_file(offer, file, draw.random.randrange(len(file.lines)), draw.random.choice(FILE_QUESTIONS))
+
+
 def use_tool(draw: Draw, offer: Offer) -> list[Exchange]:
     """A use of another tool; the answer repeats what it gave."""
     value = _draw_argument(draw, offer.tool.kind)
@@ -120,10 +102,6 @@ def use_tool(draw: Draw, offer: Offer) -> list[Exchange]:
         ),
         Exchange((result,), (Span(result, Label.VALUE),), "I say what it gave.", None, True),
     ]
-
-
-def _find_reader(offers: list[Offer]) -> Offer:
-    return next(offer for offer in offers if offer.tool is READ)
 
 
 def _read_file(draw: Draw, reader: Offer, room: int) -> tuple[list[Exchange], int]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.nano.data import calls, needles, sessions
+from bench.nano.data import calls, needles, sessions, tools
 from bench.nano.data.answers import HEADLINE, answer_question, answer_unknown, load_answers
 from bench.nano.data.draw import Draw
 from bench.nano.data.drills import write_repeats
@@ -129,21 +129,27 @@ def _ask_calls(draw: Draw, behind: int) -> Made:
         if number % 3:
             yield replace(_read_small(draw, 6, quoted=True), system=system), 0
             continue
-        offers = calls.draw_offers(draw)
+        offers = tools.draw_offers(draw)
         while len(offers) < 2:
-            offers = calls.draw_offers(draw)
-        other = draw.random.choice([offer for offer in offers if offer.tool is not calls.READ])
+            offers = tools.draw_offers(draw)
+        other = draw.random.choice([offer for offer in offers if offer.tool is not tools.READ])
         schemas = tuple(offer.schema for offer in offers)
         yield Dialogue(None, system, schemas, calls.use_tool(draw, other)), 0
 
 
+def _ask_unseen(draw: Draw) -> Made:
+    """Calls of any of two to five tools whose names, and those of their arguments, no training has seen."""
+    for _ in range(40):
+        offers = tools.draw_offers(draw, tools.UNSEEN, least=2)
+        exchanges = calls.use_any(draw, draw.random.choice(offers))
+        yield Dialogue(None, (), tuple(offer.schema for offer in offers), exchanges), 0
+
+
 def _read_small(draw: Draw, count: int, *, quoted: bool) -> Dialogue:
     """A session with small tools that reads a file of `count` lines."""
-    offers = calls.draw_offers(draw)
-    reader = next(offer for offer in offers if offer.tool is calls.READ)
-    made = calls.read_file(
-        reader, draw_file(draw, count, quoted=quoted), draw.random.randrange(count), FILE_QUESTIONS[0]
-    )
+    offers = tools.draw_offers(draw)
+    file = draw_file(draw, count, quoted=quoted)
+    made = calls.read_file(tools.find_reader(offers), file, draw.random.randrange(count), FILE_QUESTIONS[0])
     return Dialogue(None, (), tuple(offer.schema for offer in offers), made)
 
 
@@ -206,6 +212,7 @@ def _list_kinds() -> dict[str, Callable[[Draw], Made]]:
         "talk.tools": _ask_small_talk,
         "title": _ask_titles,
         "tool.short": lambda draw: _ask_calls(draw, 0),
+        "tool.unseen": _ask_unseen,
         "tool.behind.1500": lambda draw: _ask_calls(draw, 1500),
         "tool.behind.6000": lambda draw: _ask_calls(draw, 6000),
         "tool.client": lambda draw: _ask_client(draw, 40, 0),

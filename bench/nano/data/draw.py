@@ -9,6 +9,7 @@ from bench.nano.data.sample import Piece
 
 SUFFIXES = (".txt", ".txt", ".md", ".cfg", ".ini", ".log", ".yaml", ".csv", ".list", ".toml", ".dat", ".json", ".py")
 FILES = ("{}", "{}", "{}-{}", "{}_{}", "{}/{}", "src/{}", "docs/{}", "{}7", "{}2", "{}/{}/{}")
+IDENTIFIERS = ("{}", "{}", "{}", "{}_{}", "{}_{}", "{}-{}", "{0}{3}", "{}_{}_{}", "get_{}", "{}7")
 SKIPS = 6  # pieces of filler that do not fit, one after the other, until no more is tried
 
 
@@ -56,6 +57,10 @@ class Draw:
         pattern = self.random.choice(FILES)
         return self._new(lambda: pattern.format(*self._two(), self.word()) + self.random.choice(SUFFIXES))
 
+    def identifier(self) -> str:
+        """A name as programs have it, of one to three words."""
+        return self._new(self._make_identifier)
+
     def digits(self, count: int = 5) -> str:
         """A number of `count` digits that does not begin with a zero."""
         return str(self.random.randrange(10 ** (count - 1), 10**count))
@@ -82,6 +87,10 @@ class Draw:
 
     def _two(self) -> tuple[str, str]:
         return self.word(), self.word()
+
+    def _make_identifier(self) -> str:
+        first, second, third = (self.random.choice(self._words) for _ in range(3))
+        return self.random.choice(IDENTIFIERS).format(first, second, third, second.capitalize())
 
     def _new(self, make: Callable[[], str]) -> str:
         while (made := make()) in self._seen:

@@ -39,12 +39,15 @@ SHORT: dict[Write, float] = {
     needles.write_needles: 28,
     needles.write_turns: 6,
     lines.write_list: 10,
-    calls.write_session: 26,
+    calls.write_session: 24,
+    calls.write_calls: 12,
+    calls.drill_calls: 10,
     lambda draw, tokens: objects.write_objects(draw, max(1, min(4, tokens // 150))): 5,
     talks.write_talk: 16,
     lambda draw, tokens: drills.write_repeats(draw, max(1, min(4, tokens // 120))): 4,
     lambda draw, tokens: sessions.write_title(draw): 1,
     drills.copy_list: 7,
+    lambda draw, tokens: drills.repeat_random(draw, min(tokens, RECALL_TOKENS)): 5,
     drills.read_text: 3,
 }
 MIDDLE: dict[Write, float] = {
@@ -58,7 +61,7 @@ LONG: dict[Write, float] = {
     needles.write_turns: 10,
     lambda draw, tokens: _write_session_behind(draw, tokens, min(6500, tokens - 1500)): 15,
 }
-HEADLINE_SHARE, HEADLINE_TOKENS = 0.36, 2700
+HEADLINE_SHARE, HEADLINE_TOKENS = 0.3, 2700
 CLIENT_SHARE = 0.4
 
 
@@ -129,4 +132,5 @@ def _write_session_behind(draw: Draw, tokens: int, most: int) -> Dialogue:
     """A session with tools behind a long system text of up to `most` tokens."""
     system = calls.draw_long_system(draw, draw.random.randint(0, max(0, most)))
     used = sum(len(part.ids) for part in system if isinstance(part, Piece))
-    return calls.write_session(draw, min(tokens - used, 2500), system=system)
+    write = calls.write_calls if draw.chance(0.4) else calls.write_session
+    return write(draw, min(tokens - used, 2500), system=system)

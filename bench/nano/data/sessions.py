@@ -3,16 +3,17 @@
 import json
 
 from bench.nano.data.answers import Answer, answer_question
-from bench.nano.data.calls import Offer, Tool, read_file
+from bench.nano.data.calls import read_file
 from bench.nano.data.draw import Draw
 from bench.nano.data.format import Call, Dialogue, Exchange
 from bench.nano.data.lines import FILE_QUESTIONS, LINE_TOKENS, ask_next, draw_count, draw_file
 from bench.nano.data.package import Client
 from bench.nano.data.sample import Label, Span
 from bench.nano.data.shapes import add_context, draw_folder, show_file
+from bench.nano.data.tools import READ, Offer
 
 PROMPT_TOKENS = 8900  # of system text and tools
-READER = Offer(Tool("read", ("read",), ("file_path",), ""), "read", "file_path")
+READER = Offer(READ, "read", "file_path", "")
 # Uses of other tools: what is asked, and the call with its arguments in the order that the client wants.
 OTHER_USES = (
     ('Run the command "{}".', "bash", ("description", "command")),

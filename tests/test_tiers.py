@@ -16,15 +16,22 @@ def test_slow(): time.sleep(0.5)
 """
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with our conftest, four tests, and a sign of life ten times a second."""
     source = (Path(__file__).parent / "conftest.py").read_text()
     assert "SIGN_OF_LIFE_S = 30.0" in source
-    (tmp_path / "conftest.py").write_text(source.replace("SIGN_OF_LIFE_S = 30.0", "SIGN_OF_LIFE_S = 0.1"))
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = full: x\n")
-    (tmp_path / "test_it.py").write_text(TESTS)
-    return tmp_path
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "conftest.py").write_text(source.replace("SIGN_OF_LIFE_S = 30.0", "SIGN_OF_LIFE_S = 0.1"))
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = full: x\n")
+    (folder / "test_it.py").write_text(TESTS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def short_lines(project: Path) -> list[str]:
+    """What the short tier prints."""
+    return run(project)
 
 
 def run(project: Path, *arguments: str) -> list[str]:
@@ -33,12 +40,11 @@ def run(project: Path, *arguments: str) -> list[str]:
     return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=60).stdout.splitlines()
 
 
-def test_short_tier(project: Path) -> None:
+def test_short_tier(short_lines: list[str]) -> None:
     """Without --full the long test is left out, and both it and the impossible one are named; the count is last."""
-    lines = run(project)
-    assert "NOT RUN: 1 x no such device" in lines
-    assert any(line.startswith("NOT RUN: 1 x full tier") for line in lines)
-    assert lines[-1].startswith("2 passed, 1 skipped, 1 deselected")
+    assert "NOT RUN: 1 x no such device" in short_lines
+    assert any(line.startswith("NOT RUN: 1 x full tier") for line in short_lines)
+    assert short_lines[-1].startswith("2 passed, 1 skipped, 1 deselected")
 
 
 def test_full_tier(project: Path) -> None:
@@ -48,6 +54,6 @@ def test_full_tier(project: Path) -> None:
     assert lines[-1].startswith("3 passed, 1 skipped")
 
 
-def test_sign_of_life(project: Path) -> None:
+def test_sign_of_life(short_lines: list[str]) -> None:
     """A long test is named while it runs."""
-    assert any(line.startswith("... test_it.py::test_slow: running for") for line in run(project))
+    assert any(line.startswith("... test_it.py::test_slow: running for") for line in short_lines)

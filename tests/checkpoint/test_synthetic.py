@@ -23,6 +23,14 @@ from dsuf.checkpoint.synthetic import EMBEDDED, ensure_embedded, write_synthetic
 from dsuf.checkpoint.token_map import TokenMap
 from dsuf.errors import CheckpointError
 
+SERVE_WITHOUT_NANO = """
+import pathlib, sys
+from dsuf.node import engines
+engines.NANO = pathlib.Path("nowhere")
+from dsuf.__main__ import main
+sys.exit(main())
+"""
+
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -124,12 +132,13 @@ def test_nothing_is_left_of_an_interrupted_one(
 def test_nothing_is_left_of_a_node_that_is_stopped_while_it_makes_it(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "dsuf", "serve", "--cache-dir", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-c", SERVE_WITHOUT_NANO, "serve", "--cache-dir", str(tmp_path), "--port", "0"]
     node = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 30
         while not list(tmp_path.glob(".embedded-*")) and time.monotonic() < deadline:
             time.sleep(0.02)
+        assert list(tmp_path.glob(".embedded-*"))
         node.send_signal(number)
         assert node.wait(30) == code
     finally:

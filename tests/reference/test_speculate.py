@@ -120,7 +120,7 @@ def test_truth_and_mistakes_at_every_place(
     assert cache_bytes(engine, "a", 61 + WANTED - 1) == plain[1]
 
 
-@pytest.mark.parametrize("depth", range(1, SIZE + 1))
+@pytest.mark.parametrize("depth", [1, *(pytest.param(n, marks=pytest.mark.full) for n in range(2, SIZE)), SIZE])
 def test_noise_and_the_head_change_nothing(
     model: Model, ids: I64, plain: tuple[list[int], bytes], head: HeadDrafter, depth: int
 ) -> None:

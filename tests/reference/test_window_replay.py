@@ -161,7 +161,7 @@ def test_distance_to_a_cold_exact_run(model: Model, ids: I64, source: SequenceCa
     assert 0 < distance < most
 
 
-@pytest.mark.parametrize("mode", ["exact", "replay"])
+@pytest.mark.parametrize("mode", [pytest.param("exact", marks=pytest.mark.full), "replay"])
 async def test_two_turns_go_on_from_the_same_pages_at_once(
     model: Model, ids: I64, head: HeadDrafter, mode: PrefillMode
 ) -> None:

@@ -20,7 +20,7 @@ WANTED = 64
 TEXT = tuple(np.random.default_rng(21).integers(3, 500, 340).tolist())
 EDGES = [1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 130, 143, 144, 145, 255, 256, 257]
 """Lengths around multiples of 2, of the window (16) and of a page (128)."""
-SHORT = {17, 129}
+SHORT = {129}
 LENGTHS = [n if n in SHORT else pytest.param(n, marks=FULL) for n in EDGES]
 
 
@@ -61,7 +61,8 @@ def test_drafts_change_nothing(oracle: Oracle, drafts: int) -> None:
     run(oracle, scenario, drafts=drafts)
 
 
-@pytest.mark.parametrize("drafts", [0, pytest.param(3, marks=FULL)])
+@pytest.mark.full
+@pytest.mark.parametrize("drafts", [0, 3])
 def test_company_in_the_batch_changes_nothing(oracle: Oracle, drafts: int) -> None:
     async def scenario(node: Node) -> None:
         turns = [say(str(i), TEXT[i : i + n]) for i, n in enumerate((150, 31, 128, 65))]
@@ -96,7 +97,7 @@ def test_a_hit_at_the_end_of_a_prompt_changes_nothing(oracle: Oracle, length: in
     run(oracle, scenario, drafts=drafts)
 
 
-@pytest.mark.parametrize("source", ["device", "host"])
+@pytest.mark.parametrize("source", [pytest.param("device", marks=FULL), "host"])
 @pytest.mark.parametrize("chunk", [50, *(pytest.param(n, marks=FULL) for n in (16, 31, 64, 128))])
 def test_a_hit_at_a_chunk_end_changes_nothing(oracle: Oracle, chunk: int, source: str) -> None:
     """The prompts part ways somewhere; what is taken over ends at a chunk end before that."""
@@ -115,7 +116,7 @@ def test_a_hit_at_a_chunk_end_changes_nothing(oracle: Oracle, chunk: int, source
 
 @pytest.mark.parametrize(
     ("source", "drafts"),
-    [("device", 0), ("host", 5), *(pytest.param(*p, marks=FULL) for p in (("device", 5), ("host", 0)))],
+    [("device", 0), *(pytest.param(*p, marks=FULL) for p in (("device", 5), ("host", 0), ("host", 5)))],
 )
 def test_a_hit_at_the_end_of_a_turn_changes_nothing(oracle: Oracle, source: str, drafts: int) -> None:
     """A conversation: each turn goes on from the end of the one before."""

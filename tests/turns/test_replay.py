@@ -76,7 +76,7 @@ def test_a_conversation_is_a_run_with_the_same_replays(oracle: Oracle, chunk: in
 
 
 @pytest.mark.parametrize("drafts", [0, pytest.param(5, marks=FULL)])
-@pytest.mark.parametrize("source", ["device", "host"])
+@pytest.mark.parametrize("source", [pytest.param("device", marks=FULL), "host"])
 @pytest.mark.parametrize("chunk", [50, pytest.param(7, marks=FULL), pytest.param(400, marks=FULL)])
 def test_a_hit_between_commit_points_is_a_run_with_windows_cut_there(
     oracle: Oracle, model: Model, chunk: int, source: str, drafts: int, capsys: pytest.CaptureFixture[str]
@@ -104,7 +104,7 @@ def test_a_hit_between_commit_points_is_a_run_with_windows_cut_there(
 
 
 @pytest.mark.parametrize("source", ["device", "host"])
-@pytest.mark.parametrize(("chunk", "drafts"), [(50, 0), (7, 5), pytest.param(400, 0, marks=FULL)])
+@pytest.mark.parametrize(("chunk", "drafts"), [(50, 0), *(pytest.param(*p, marks=FULL) for p in ((7, 5), (400, 0)))])
 def test_a_prompt_that_ends_otherwise_goes_on_from_the_end_of_the_one_before(
     oracle: Oracle, model: Model, chunk: int, drafts: int, source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,7 +182,9 @@ def test_pitfall_11_what_is_reused_rises_with_what_is_shared(replay_tokens: int)
 
 
 @pytest.mark.parametrize("drafts", [0, pytest.param(5, marks=FULL)])
-@pytest.mark.parametrize("trouble", ["", "no room", "crowded", "flushed", pytest.param("late", marks=FULL)])
+@pytest.mark.parametrize(
+    "trouble", ["crowded", *(pytest.param(one, marks=FULL) for one in ("", "no room", "flushed", "late"))]
+)
 def test_a_turn_that_is_put_back_goes_on_as_if_it_had_not_been(oracle: Oracle, drafts: int, trouble: str) -> None:
     """It goes on exactly where it was, whatever becomes of all else that is kept: nothing that it decoded is replayed.
     Where its state cannot be kept it is not put back."""

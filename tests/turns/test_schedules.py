@@ -24,7 +24,7 @@ from tests.turns.schedule import draw
 from tests.turns.shrink import shrink
 from tests.turns.world import find_fault
 
-SHORT = 200
+SHORT = 120
 FULL = 10_000
 BLOCK = 250
 EXPECTED = (

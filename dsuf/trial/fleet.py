@@ -93,7 +93,7 @@ class TrialFleet:
         return [program for program in self.programs if program.code is not None]
 
     def stop(self, seconds: float = STOP_S) -> None:
-        """End everything: the balancer takes nobody new, then the nodes, which drain beside each other, go; Redis last."""
+        """End everything: nobody new gets in, the nodes drain beside each other, then balancer and Redis go."""
         self.balancer.send(signal.SIGUSR1)
         stop_all(self.nodes, seconds)
         stop_all([self.balancer], 5.0)

@@ -43,9 +43,10 @@ def count_tokens_a_step(before: dict[str, float], after: dict[str, float]) -> fl
 
 
 def write_prompt(words: int, seed: int) -> str:
-    """Words that no prompt before had in this order."""
+    """Words that no prompt before had in this order, and a question that is answered in words."""
     chance = random.Random(seed)
-    return " ".join(chance.choice(("amber", "river", "stone", "falcon", "and", "the", "of")) for _ in range(words))
+    text = " ".join(chance.choice(("amber", "river", "stone", "falcon", "and", "the", "of")) for _ in range(words))
+    return f"{text}\n\nWhat is dsuf?"
 
 
 async def ask(url: str, prompt: str, **fields: Any) -> tuple[Reply, float]:
@@ -81,7 +82,7 @@ def measure_prefill(url: str, words: int) -> dict[str, Any]:
     """The row of long prompts."""
     rates, tokens, first_s = list[float](), 0, list[float]()
     for seed in range(LONG_PROMPTS):
-        reply, started_s = asyncio.run(ask(url, write_prompt(words, seed), max_tokens=1))
+        reply, started_s = asyncio.run(ask(url, write_prompt(words, seed), max_tokens=8))
         tokens = reply.usage["prompt_tokens_details"]["computed_tokens"]
         first_s.append(reply.arrivals_s[0] - started_s)
         rates.append(tokens / first_s[-1])

@@ -186,6 +186,24 @@ def test_stop(visit: OpenPage) -> None:
     until(page, lambda: page.locator(".answer").last.inner_text() == "A plain answer.")
 
 
+def test_a_new_chat_ends_the_reply_of_the_old_one(visit: OpenPage) -> None:
+    """In the midst of a second turn: nothing of the old chat is shown or sent any more, and the new one answers."""
+    page = visit()
+    bodies: list[dict[str, Any]] = []
+    page.on("request", lambda request: bodies.append(request.post_data_json) if "completions" in request.url else None)
+    ask(page, "Hello")
+    page.wait_for_selector(".meta")
+    ask(page, "take long, please")
+    until(page, lambda: "and on" in page.inner_text("#log"))
+    page.get_by_role("button", name="New chat").click()
+    until(page, lambda: page.inner_text("#send") == "Send")
+    assert page.inner_text("#log") == "" and page.is_visible("#welcome")
+    ask(page, "Hello again")
+    page.wait_for_selector(".meta, .error")
+    assert page.locator(".error").count() == 0 and page.inner_text(".answer") == "A plain answer."
+    assert bodies[-1]["messages"] == [{"role": "user", "content": "Hello again"}]
+
+
 def test_a_key_is_asked_for_where_one_is_needed(open_page: OpenPage, tmp_path: Path) -> None:
     """The field for it appears with the refusal, and what is entered there is sent."""
     with process.serve(tmp_path / "log", *script(tmp_path), DSUF_API_KEYS="open-sesame") as base:

@@ -83,6 +83,8 @@ def test_every_route_is_in_the_table() -> None:
     assert [
         route.path for route in ROUTES if f"{route.method} {route.path}`" not in page and route.path not in pages
     ] == []
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) == len(set(rows))
 
 
 def run_python(text: str) -> str:

@@ -49,7 +49,7 @@ with_ticker() {
 
 tick() { # tick LABEL: until told to end; the sleep holds no pipe that a reader of our output waits for
   local nap started=$SECONDS
-  trap 'kill "$nap"; exit' TERM
+  trap 'kill "$nap" 2>/dev/null; exit' TERM
   while :; do
     sleep 30 >/dev/null 2>&1 &
     nap=$!

@@ -2,9 +2,10 @@
 
 Every GPU runs a graph of many sums, one behind the other; parts take turns as in a step. Sums are checked against
 NumPy's on every GPU. With one GPU the same kernels run with nobody to wait for: what is left is the launches. Beside
-them: NCCL's sums in the same form where CuPy has it, and copies of 16 bytes from one GPU to the other.
+them: NCCL's sums in the same form where CuPy has it, copies of 16 bytes from one GPU to the other, and a word that is
+handed to and fro.
 
-    python bench/peers.py [--rows 1 6 16 96 256]
+    python bench/peers.py [--rows 1 6 8 96]
 """
 
 import argparse
@@ -21,6 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.link import measure_word
 from bench.nccl import NcclGroup, lacks_nccl
 from bench.report import Row, publish
 from dsuf.checkpoint.config import load_config
@@ -29,7 +31,7 @@ from dsuf.cuda.kernels import Device, Kernels
 from dsuf.cuda.machine import build_kernels
 
 CONFIG = load_config(RELEASED / "config.json")
-CHAIN, REPLAYS, WARM_UP = 80, 40, 5
+CHAIN, REPLAYS, WARM_UP = 80, 200, 20
 PATIENCE_US = 1_000_000
 MEMCPY_DEFAULT = 4
 
@@ -141,7 +143,10 @@ def measure_link() -> Row:
 
 
 def time_us(members: Sequence[Member]) -> list[float]:
-    """Microseconds of a sum, of each replay of the chains that the members have."""
+    """Microseconds of a sum, of each replay of the chains that the members have.
+
+    The shortest of the members' times: that of the last to be started, which waits for no start of another.
+    """
     times = []
     for number in range(WARM_UP + REPLAYS):
         marks = [member.go() for member in members]
@@ -149,7 +154,7 @@ def time_us(members: Sequence[Member]) -> list[float]:
             member.use()
             stop.synchronize()
         if number >= WARM_UP:
-            times.append(max(cupy.cuda.get_elapsed_time(*pair) for pair in marks) * 1e3 / CHAIN)
+            times.append(min(cupy.cuda.get_elapsed_time(*pair) for pair in marks) * 1e3 / CHAIN)
     return times
 
 
@@ -182,7 +187,7 @@ def open_peers(count: int) -> list[tuple[Device, Kernels]]:
 def main() -> None:
     """Measure, print, write `results/peers.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 6, 16, 96, 256])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 6, 8, 96])
     args = parser.parse_args()
     count = cupy.cuda.runtime.getDeviceCount()
     peers = open_peers(count)
@@ -190,7 +195,7 @@ def main() -> None:
     if count > 1:
         print(lacks_nccl())
         rows += [row for n in args.rows for row in measure(peers, n)]
-        rows.append(measure_link())
+        rows += [measure_link(), measure_word()]
     publish("peers", rows, f"{count} x {peers[0][0].name}")
 
 

@@ -2,8 +2,9 @@
 
 Turns are answered by one rank, by two on one GPU, and by two on two, with drafts and without. Then two
 ranks run many steps while the logits of the second are disturbed in their last bit before it chooses: tokens and the
-state of every turn must stay as they are without, on both. At last the second rank's stream is held up: the step must
-fail with its name within the deadline, and so must all behind it.
+state of every turn must stay as they are without, on both. At last the second rank's stream is held up under a
+scheduler: the step must fail with its name within the deadline, every turn must get its error, those that wait among
+them, and what /readyz tells must be that it is not ready.
 
     python bench/campaigns/ranks.py [--model DIR ...] [--steps 10000] [--publish]
 """
@@ -13,6 +14,8 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from operator import eq
 from pathlib import Path
 
 import numpy as np
@@ -22,19 +25,17 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import cupy
 
+from bench.campaigns.stall import stall_served
 from bench.report import Row, publish
 from dsuf.checkpoint.forms import NANO
-from dsuf.cuda.arena import Arena, Array, Region, read_array
+from dsuf.cuda.arena import Array, read_array
 from dsuf.cuda.contract import DeviceArray
 from dsuf.cuda.devices import open_devices
-from dsuf.cuda.driver import api as driver
-from dsuf.cuda.driver import call
 from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.kernels import Device
 from dsuf.cuda.machine import Machine, Setup
 from dsuf.cuda.ranks import PATIENCE_US, RankedKernels, load_ranks
 from dsuf.cuda.streams import handle_on
-from dsuf.errors import EngineFailed
 from dsuf.types import PrefillRange, StepPlan, StepResult, Turn
 from tests.cuda.drive import count_pages, generate, make_turn
 
@@ -56,6 +57,10 @@ class Disturbed(RankedKernels):
     def __init__(self, ranked: RankedKernels) -> None:
         vars(self).update(vars(ranked))
         self.flips = 0
+        names = [name for name in self._arena.regions if name.endswith(".logits")]
+        own = [self._arena[name].on(1) for name in names]
+        views = [cupy.asarray(each).view(cupy.int32) for each in own]
+        self._words = {self._arena[name].pointer: view for name, view in zip(names, views, strict=True)}
         self._flip = cupy.RawKernel(FLIP, "flip")
         with cupy.cuda.Device(self._devices[1].index):  # nothing can be loaded while a graph is captured
             self._flip((1,), (1,), (cupy.zeros(1, cupy.int32), np.int64(1)))
@@ -64,10 +69,10 @@ class Disturbed(RankedKernels):
     def _gather(self, stream: int, logits: DeviceArray | float | None) -> None:
         super()._gather(stream, logits)
         assert isinstance(logits, Array)
-        own, device = logits.on(1), self._devices[1]
+        words, device = self._words[logits.pointer], self._devices[1]
         device.use()
         with cupy.cuda.Device(device.index), cupy.cuda.ExternalStream(handle_on(stream, 1)):
-            self._flip((64,), (256,), (cupy.asarray(own).view(cupy.int32), np.int64(own.bytes // 4)))
+            self._flip((64,), (256,), (words, np.int64(words.size)))
         self.flips += 1
 
 
@@ -102,7 +107,7 @@ def same_tokens(model: Path, devices: Sequence[Device]) -> Iterator[Row]:
         alone = [generate(engine, [prompt], REPLY_TOKENS, chunk=37)[0] for prompt in PROMPTS]
         yield {
             "model": model.name, "what": "replies", "gpus": len({device.index for device in apart}) or 1,
-            "tokens": sum(map(len, told[-1])),
+            "tokens": sum(map(len, told[-1])), "agreed_with_one_rank": count_agreed(told[-1], one),
             "unlike_one_rank": count_unlike(told[-1], one), "unlike_shared": count_unlike(told[-1], told[0]),
             "unlike_drafts": count_unlike(told[-1], drafted), "unlike_alone": count_unlike(told[-1], alone),
             "states_differ": compare_states(engine.machine),
@@ -113,6 +118,14 @@ def same_tokens(model: Path, devices: Sequence[Device]) -> Iterator[Row]:
 def count_unlike(own: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> int:
     """Replies that are not the same."""
     return sum(ours != theirs for ours, theirs in zip(own, expected, strict=True))
+
+
+def count_agreed(own: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> int:
+    """Tokens up to the first that differs, of all replies together."""
+    agreed = 0
+    for ours, theirs in zip(own, expected, strict=True):
+        agreed += len(list(takewhile(bool, map(eq, ours, theirs))))
+    return agreed
 
 
 async def run_steps(engine: CudaEngine, steps: int, temperature: float) -> list[int]:
@@ -169,42 +182,24 @@ def in_step(model: Path, devices: Sequence[Device], steps: int, temperature: flo
     }  # fmt: skip
 
 
-async def hold_up(engine: CudaEngine, word: Array) -> tuple[list[str], float]:
-    """Hold up the second rank's stream until `word` is set; what three steps fail with, and when the first did."""
-    turns = [make_turn(prompt, TURN_TOKENS) for prompt in PROMPTS]
-    plan = StepPlan(decode=tuple(await begin(engine, turns, [])))
-    await engine.step(plan)
-    stream = handle_on(engine._launcher.decode_stream.handle, 1)  # of what is queued nobody else knows the stream
-    call(driver.cuStreamWaitValue32(stream, word.pointer, 1, driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ))
-    start, errors, first_s = time.monotonic(), list[str](), 0.0
-    for _ in range(3):
-        try:
-            await engine.step(plan)
-        except EngineFailed as error:
-            errors.append(str(error))
-        first_s = first_s or time.monotonic() - start
-    return errors, first_s
-
-
 def stall(model: Path, devices: Sequence[Device]) -> Row:
-    """The second rank held up: how soon a step says so, and how long what was queued takes to end once it goes on."""
+    """The second rank held up: who hears of it and when, and how long what was queued takes to end once it goes on."""
     engine = CudaEngine(load_ranks(model, SETUP, 2, devices=devices), "weights", "exact")
-    with Arena([Region("word", "i32", (1,), "word", pinned=True)]) as arena:
-        errors, first_s = asyncio.run(hold_up(engine, arena["word"]))
-        arena.host("word")[0] = 1
-        start = time.monotonic()
-        asyncio.run(engine.close())
+    found = asyncio.run(stall_served(engine, PROMPTS))
+    start = time.monotonic()
+    asyncio.run(engine.close())
     return {
         "model": model.name, "what": "second rank held up", "gpus": len({each.index for each in devices}),
-        "patience_s": PATIENCE_US / 1e6, "first_error_s": round(first_s, 2), "errors": len(errors),
-        "says": errors[0] if errors else "", "ended_s": round(time.monotonic() - start, 2),
+        "patience_s": PATIENCE_US / 1e6, **found, "ended_s": round(time.monotonic() - start, 2),
     }  # fmt: skip
 
 
 def hold(row: Row) -> bool:
     """Whether a row is as it must be; replies need not be those of one rank, whose sums are rounded otherwise."""
     if row["what"] == "second rank held up":
-        return row["errors"] == 3 and "rank 0 did not hear of rank 1" in str(row["says"]) and _soon(row)
+        told = row["errors"] and row["ended_before"] + row["errors"] == row["asked"] and row["later"] != "ended"  # type: ignore[operator]
+        named = "rank 0 did not hear of rank 1" in str(row["says"])
+        return bool(told) and named and _soon(row) and row["ready_before"] is True and row["ready_after"] is False
     wrong = ("unlike_shared", "unlike_drafts", "unlike_alone", "tokens_differ", "states_differ")
     return not any(row.get(name) for name in wrong) and row.get("captured_disturbances") != 0
 

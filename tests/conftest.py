@@ -31,8 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the sign of life."""
-    config.pluginmanager.register(SignOfLife(), "sign-of-life")
+    """Start the sign of life: in the process that prints, not in its workers (pytest-xdist)."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SignOfLife(), "sign-of-life")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -63,13 +64,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 class SignOfLife:
-    """Prints every half minute which test runs and since when, so that a watcher can tell long from stuck."""
+    """Prints every half minute which tests run and since when, so that a watcher can tell long from stuck."""
 
     def __init__(self) -> None:
         # While a test runs, pytest redirects the output of the process; at this point it does not.
         self.output = os.dup(1)
-        self.running = "collection"
-        self.since = time.monotonic()
+        self.running = {"collection": time.monotonic()}
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.watch, name="sign-of-life", daemon=True)
 
@@ -79,7 +79,12 @@ class SignOfLife:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins."""
-        self.running, self.since = nodeid, time.monotonic()
+        self.running.pop("collection", None)
+        self.running[nodeid] = time.monotonic()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """A test has ended."""
+        self.running.pop(nodeid, None)
 
     def pytest_sessionfinish(self) -> None:
         """The last test has ended."""
@@ -88,8 +93,10 @@ class SignOfLife:
     def watch(self) -> None:
         """Write a line an interval until the session is over."""
         while not self.over.wait(SIGN_OF_LIFE_S):
-            age_s = time.monotonic() - self.since
-            os.write(self.output, f"\n... {self.running}: running for {age_s:.0f} s\n".encode())
+            now_s = time.monotonic()
+            running = list(self.running.items()) or [("between two tests", now_s)]
+            lines = [f"... {name}: running for {now_s - since_s:.0f} s\n" for name, since_s in running]
+            os.write(self.output, "".join(["\n", *lines]).encode())
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,14 @@
-"""The test tiers themselves: what runs when, and that everything left out is said."""
+"""The test tiers themselves: what runs when, that everything left out is said, and when two workers share the tests."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
 TESTS = """
 import time, pytest
 def test_plain(): pass
@@ -25,6 +28,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "conftest.py").write_text(source.replace("SIGN_OF_LIFE_S = 30.0", "SIGN_OF_LIFE_S = 0.1"))
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = full: x\n")
     (folder / "test_it.py").write_text(TESTS)
+    shutil.copy(ROOT / "tests" / "workers.py", folder)
     return folder
 
 
@@ -57,3 +61,43 @@ def test_full_tier(project: Path) -> None:
 def test_sign_of_life(short_lines: list[str]) -> None:
     """A long test is named while it runs."""
     assert any(line.startswith("... test_it.py::test_slow: running for") for line in short_lines)
+
+
+def test_two_workers_say_the_same(project: Path, short_lines: list[str]) -> None:
+    """What was left out, the count and the sign of life: all as from one process."""
+    pytest.importorskip("xdist", reason="no pytest-xdist (it is in requirements-dev.lock)")
+    lines = run(project, "-n", "2", "-p", "workers")
+    assert [line for line in lines if line.startswith("NOT RUN:")] == [
+        line for line in short_lines if line.startswith("NOT RUN:")
+    ]
+    assert lines[-1].startswith("2 passed, 1 skipped, 1 deselected")
+    assert any(line.startswith("... test_it.py::test_slow: running for") for line in lines)
+
+
+def test_what_starts_programs_is_one_piece() -> None:
+    """So no two such tests run at once; everything else is handed out by the file."""
+    workers = pytest.importorskip("tests.workers", reason="no pytest-xdist", exc_type=ImportError)
+    assert workers.scope_of("tests/fleet/test_fleet.py::test_one[a::b]") == "programs"
+    assert workers.scope_of("tests/web/test_page.py::test_two") == "programs"
+    assert workers.scope_of("tests/sched/test_policy.py::test_three[x::y]") == "tests/sched/test_policy.py"
+    assert [part for part in workers.PROGRAMS + workers.LONG if not (ROOT / part).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "two"),
+    [
+        ("", True), ("--full -x", True), ("-vv --durations=9", True), ("tests/sched", False), ("-k policy", False),
+        ("--full --lf", False), ("-n 4", False),
+    ],
+)  # fmt: skip
+def test_who_picks_tests_out_gets_one_process(tmp_path: Path, arguments: str, two: bool) -> None:
+    """`bin/test` with an interpreter that says what it was told to run."""
+    for name, body in (("python", 'echo "$*"'), ("nproc", "echo 2")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"DSUF_NO_SETUP": "1", "DSUF_PYTHON": str(tmp_path / "python")}
+    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    command = [ROOT / "bin" / "test", *arguments.split()]
+    lines = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    workers = ["-n", "2", "-p", "tests.workers"] if two else []
+    assert lines[-1].split() == ["-m", "pytest", "-q", *workers, *arguments.split()]

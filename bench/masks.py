@@ -64,7 +64,7 @@ def walk(masks: Masks, grammar: str, tokens: int, rng: np.random.Generator) -> t
 
 def draw(row: bytes | None, masks: Masks, rng: np.random.Generator) -> int:
     """One of the tokens that `row` allows."""
-    bits = np.unpackbits(np.frombuffer(row or masks.all_but_end, np.uint8), bitorder="little")
+    bits = np.unpackbits(np.frombuffer(row or masks.within_reasoning, np.uint8), bitorder="little")
     return int(rng.choice(np.flatnonzero(bits)))
 
 

@@ -1,14 +1,39 @@
-"""Random JSON schemas of the kinds that clients send, the same for the same number."""
+"""Random JSON schemas of the kinds that clients send, the same for the same number; and those of the public test suite.
 
+The suite is that of https://github.com/json-schema-org/JSON-Schema-Test-Suite, draft 2020-12, as the package jsonschema
+4.26.0 carries it in its source archive: one case a line, with what it says is valid and what is not. Its licence stands
+beside it.
+"""
+
+import json
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_SUITE = Path(__file__).parent / "json_schema_suite" / "draft2020-12.jsonl"
 
 _WORDS = ("name", "age", "tags", "city", "unit", "note", "id", "path", "größe", "a b")
 _TEXTS = ("red", "green", "", "two words", "ü", 'quo"te', "back\\slash", "{", "x/y")
 _PATTERNS = ("^[a-z]{1,4}$", "^[0-9]{2}-[A-F]$", "^(yes|no)$", "^x*y?$")
 
 Schema = dict[str, Any]
+
+
+class SuiteCase(NamedTuple):
+    """A schema (or `True`, or `False`) of the suite, the file that it is from, and values that follow it or do not."""
+
+    group: str
+    schema: Any
+    valid: list[Any]
+    invalid: list[Any]
+
+
+def read_suite() -> Iterator[SuiteCase]:
+    """All cases of the suite, the optional ones included."""
+    for line in _SUITE.read_text("utf-8").splitlines():
+        case = json.loads(line)
+        yield SuiteCase(case["group"], case["schema"], case["valid"], case["invalid"])
 
 
 def make_schema(number: int) -> Schema:

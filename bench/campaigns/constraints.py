@@ -2,7 +2,8 @@
 
 The engine is the reference's, with its masks, its drafts and its batches, over a model of noise. Batches of 16 take
 turns: without drafts and with three and five; every second reply thinks first. A part of the schemas is that of a tool
-which must be called. The small model answers some of them too.
+which must be called. The public test suite of JSON Schema is asked for, too: what of it cannot be compiled is refused
+with a reason. The small model answers some of the generated ones.
 
     python bench/campaigns/constraints.py [--schemas 2000] [--nano 50] [--publish]
 """
@@ -15,15 +16,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jsonschema
+import jsonschema_rs
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.campaigns.tally import Tally
 from bench.noise import open_noise
 from bench.report import publish
-from bench.schemas import Schema, make_schema
+from bench.schemas import Schema, make_schema, read_suite
 from dsuf.checkpoint.forms import NANO
+from dsuf.errors import InvalidRequest
 from dsuf.node.engines import Model, open_model
 from dsuf.recipe.reader import Reader
 from dsuf.recipe.render import Limits, Rendered, render
@@ -47,7 +49,11 @@ class Case(NamedTuple):
 
 def make_case(number: int, model: Model) -> Case:
     """Request `number`: an answer that follows a schema, or a call whose one argument does."""
-    schema, called = make_schema(number), number % TOOL_EVERY == 0
+    return pose_case(number, model, make_schema(number), called=number % TOOL_EVERY == 0)
+
+
+def pose_case(number: int, model: Model, schema: Any, *, called: bool = False) -> Case:
+    """The request for what follows `schema`; raises `InvalidRequest` where it cannot be compiled."""
     body: dict[str, Any] = {
         "model": "deepseek-flash", "messages": [{"role": "user", "content": f"Give me some json: {number}."}],
         "temperature": 1, "seed": number, "max_tokens": REPLY_TOKENS,
@@ -118,13 +124,13 @@ def find_problem(case: Case, message: dict[str, Any]) -> str:
             _validate(json.loads(message["content"]), case.schema)
         for call in message.get("tool_calls", ()):
             _validate(json.loads(call["function"]["arguments"])["value"], case.schema)
-    except (jsonschema.ValidationError, ValueError, KeyError) as error:
+    except (jsonschema_rs.ValidationError, ValueError, KeyError) as error:
         return f"{type(error).__name__} {str(error).splitlines()[0]}"
     return "" if not case.called or message.get("tool_calls") else "no call"
 
 
 def _validate(value: object, schema: Schema) -> None:
-    jsonschema.validate(value, schema, jsonschema.Draft202012Validator)
+    jsonschema_rs.Draft202012Validator(schema).validate(value)
 
 
 def run_schemas(engine: ReferenceEngine, model: Model, numbers: Sequence[int], batch: int, name: str) -> Tally:
@@ -134,6 +140,21 @@ def run_schemas(engine: ReferenceEngine, model: Model, numbers: Sequence[int], b
         cases = [make_case(number, model) for number in numbers[first : first + batch]]
         drafts = min(DRAFTS[first // batch % len(DRAFTS)], engine.facts.max_drafts)
         for case, result in zip(cases, run_batch(engine, cases, drafts), strict=True):
+            judge(case, result, f"{name}, {drafts} drafts", tally)
+    return tally
+
+
+def run_suite(engine: ReferenceEngine, model: Model, batch: int, name: str) -> Tally:
+    """Answer what can be compiled of the public suite, in batches; the rest must be refused with a reason."""
+    tally, cases = Tally(), []
+    for number, one in enumerate(read_suite()):
+        try:
+            cases.append(pose_case(number, model, one.schema))
+        except InvalidRequest as error:
+            tally.count("refused" if error.message and error.status == 400 else "refused without a reason")
+    for first in range(0, len(cases), batch):
+        part, drafts = cases[first : first + batch], DRAFTS[first // batch % len(DRAFTS)]
+        for case, result in zip(part, run_batch(engine, part, drafts), strict=True):
             judge(case, result, f"{name}, {drafts} drafts", tally)
     return tally
 
@@ -154,14 +175,16 @@ def main() -> int:
     parser.add_argument("--publish", action="store_true", help="keep the figures in bench/results")
     args = parser.parse_args()
     model, rows = open_model(NANO), []
-    for name, count, batch, engine in (
-        ("random logits", args.schemas, BATCH, open_noise(model, max_turns=BATCH)),
-        ("dsuf-nano", args.nano, 4, open_nano(model)),
+    noise = open_noise(model, max_turns=BATCH)
+    for name, run in (
+        ("random logits", lambda: run_schemas(noise, model, range(args.schemas), BATCH, "noise")),
+        ("random logits, public suite", lambda: run_suite(noise, model, BATCH, "suite")),
+        ("dsuf-nano", lambda: run_schemas(open_nano(model), model, range(args.nano), 4, "nano")),
     ):
         begun = time.monotonic()
-        tally = run_schemas(engine, model, range(count), batch, name)
+        tally = run()
         rows.append(
-            {"engine": name, "schemas": count, "batch": batch, **dict(sorted(tally.done.items())),
+            {"engine": name, "schemas": tally.done.total() + tally.fault_count, **dict(sorted(tally.done.items())),
              "broken": tally.fault_count, "tokens": tally.completion_tokens,
              "seconds": round(time.monotonic() - begun, 1)}
         )  # fmt: skip

@@ -29,7 +29,7 @@ async def list_models(_request: web.Request, parts: Parts) -> web.Response:
 async def show_model(_request: web.Request, parts: Parts, name: str) -> web.Response:
     """One of them; raises `PathNotFound`."""
     if name not in SERVED_NAMES:
-        raise PathNotFound(f"the model {name!r} does not exist; served: {', '.join(SERVED_NAMES)}", param="model")
+        raise PathNotFound(f"the model {name!r} does not exist; served: {', '.join(LISTED_NAMES)}", param="model")
     return reply_json(_describe(name, parts))
 
 

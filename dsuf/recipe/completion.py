@@ -110,7 +110,7 @@ def convert_completion(body: bytes, vocabulary: Vocabulary) -> Conversion:
         raise InvalidRequest(f"invalid request body: {error}") from error
     incoming = ChatCompletionRequest(msgspec.json.encode(_as_chat(sent, fields)))
     model = incoming.model
-    request = incoming.convert(conversion_options(vocabulary.special_tokens))
+    request = incoming.convert(conversion_options(vocabulary.special_tokens, model))
     _check_together(fields)
     return RawConversion(model, request, fields, sent.get("top_p"))
 

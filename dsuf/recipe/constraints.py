@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from deepseek_recipe import ConversationRequest, OutputConstraint
@@ -11,6 +12,7 @@ from dsuf.recipe.grammar import write_calls, write_json, write_regex
 from dsuf.recipe.masks import Masks
 from dsuf.types import Constraint, Prompt
 
+_CALLS = ("tool_call", "tool_call_required")
 _FEATURES = {
     "json": ("response_format", "JSON output (`response_format` json_object or json_schema)"),
     "regex": ("response_format", "regex output (`response_format` regex)"),
@@ -18,23 +20,33 @@ _FEATURES = {
 }
 
 
-def find_constraint(request: ConversationRequest, prompt: Prompt, masks: Masks | None) -> Constraint | None:
+def find_constraint(
+    request: ConversationRequest, prompt: Prompt, masks: Masks | None, *, must_call: bool = False
+) -> Constraint | None:
     """The constraint of the turn that `request` asks for, whose prompt is `prompt`; compiles its grammar.
 
-    Raises `InvalidRequest` where that fails, and `UnsupportedFeature` where there are no `masks` to enforce it with
-    (calls that may be made or not are then left as they come).
+    Raises `InvalidRequest` where that fails, or where it `must_call` and has no tools, and `UnsupportedFeature` where
+    there are no `masks` to enforce it with (calls that may be made or not are then left as they come).
     """
     wanted: OutputConstraint | None = request.inference_options.output_constraint
+    kind = None if wanted is None else wanted.kind
+    if must_call and kind not in _CALLS:
+        raise InvalidRequest("`tool_choice` asks for a call, but there are no `tools` to call", param="tool_choice")
     if wanted is None:
         return None
     if masks is None:
-        if wanted.kind == "tool_call":
-            return None
-        param, feature = _FEATURES.get(wanted.kind, ("response_format", f"the output constraint {wanted.kind}"))
-        raise UnsupportedFeature(f"{feature} is not enforced by this engine", param=param)
-    if wanted.kind in ("tool_call", "tool_call_required"):
-        return _constrain_calls(json.loads(wanted.schema), masks, opened=prompt.opens_in == "call")
+        _do_without(_CALLS[1] if must_call else wanted.kind)
+        return None
+    if kind in _CALLS:
+        return _constrain_calls(json.loads(wanted.schema), masks, prompt, must_call=must_call)
     return _constrain_answer(wanted, prompt, masks)
+
+
+def _do_without(kind: str) -> None:
+    """Leave it at that, or raise `UnsupportedFeature`."""
+    if kind != "tool_call":
+        param, feature = _FEATURES.get(kind, ("response_format", f"the output constraint {kind}"))
+        raise UnsupportedFeature(f"{feature} is not enforced by this engine", param=param)
 
 
 def _constrain_answer(wanted: OutputConstraint, prompt: Prompt, masks: Masks) -> Constraint:
@@ -61,18 +73,21 @@ def _write_answer(kind: str, schema: str) -> str:
         raise InvalidRequest(f"the output constraint cannot be compiled: {error}", param="response_format") from error
 
 
-def _constrain_calls(tools: list[Any], masks: Masks, *, opened: bool) -> Constraint:
-    """A constraint on the block of calls. A tool whose schema cannot be compiled may be called with anything, unless it
-    is strict."""
+def _constrain_calls(tools: list[Any], masks: Masks, prompt: Prompt, *, must_call: bool) -> Constraint:
+    """A constraint on the block of calls, which is all of an answer that `must_call`. A tool whose schema cannot be
+    compiled may be called with anything, unless it is strict."""
     functions: list[Mapping[str, Any]] = [tool["function"] for tool in tools]
-    mark_id = masks.vocabulary.dsml_id
-    grammar = write_calls(functions, mark_id, opened=opened)
+    opened = prompt.opens_in == "call"
+    whole = must_call and not opened
+    write = partial(write_calls, functions, masks.vocabulary.dsml_id, opened=opened, whole=whole)
+    grammar = write()
     try:
         masks.check(grammar)
     except InvalidRequest:
-        loose = _find_loose(functions, mark_id, masks)
-        grammar = write_calls(functions, mark_id, opened=opened, loose=loose)
+        grammar = write(loose=_find_loose(functions, masks.vocabulary.dsml_id, masks))
         masks.check(grammar)
+    if whole:
+        return Constraint(grammar=grammar, begins="answer" if prompt.opens_in == "reasoning" else "now")
     return Constraint(grammar=grammar, begins="now" if opened else "call")
 
 

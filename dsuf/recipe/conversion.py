@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, Literal
 
 import deepseek_recipe
+import msgspec
 from deepseek_recipe import (
     ChatCompletionChunkGenerator,
     ChatCompletionRequest,
@@ -26,6 +27,7 @@ Generate = Callable[[str], Any]
 Convert = Callable[[bytes, Vocabulary], "Conversion"]
 """From a body of a protocol to what is asked for; raises what the library raises."""
 
+_FORCING = ("required", "any", "tool", "function", "custom")
 _NAME_LIMIT = 128  # characters of a name that is not in the table: it goes into replies and logs
 
 
@@ -37,12 +39,24 @@ class ConversionRefused(InvalidRequest):
         self.body = body
 
 
-class Conversion:
-    """What the library made of a body: the conversation and its options, and how the one reply will be written."""
+class _Choice(msgspec.Struct):
+    """What a body says of calls."""
 
-    def __init__(self, model: str, request: ConversationRequest, form: Form, generate: Generate) -> None:
+    tool_choice: Any = None
+
+
+class Conversion:
+    """What the library made of a body: the conversation and its options, and how the one reply will be written.
+
+    `must_call` says whether the reply has to call a tool, which the library passes on in some cases only.
+    """
+
+    def __init__(
+        self, model: str, request: ConversationRequest, form: Form, generate: Generate, *, must_call: bool = False
+    ) -> None:
         self.model, self.request = model, request
         self.form, self.generate = form, generate
+        self.must_call = must_call
 
     @property
     def options(self) -> ParsingOptions:
@@ -80,8 +94,9 @@ def convert_chat(body: bytes, vocabulary: Vocabulary) -> Conversion:
     """Chat Completions."""
     incoming = ChatCompletionRequest(body)
     model = incoming.model
-    request = incoming.convert(conversion_options(vocabulary.special_tokens))
-    return Conversion(model, request, Form(), partial(generate_chat, request, model))
+    request = incoming.convert(conversion_options(vocabulary.special_tokens, model))
+    generate = partial(generate_chat, request, model)
+    return Conversion(model, request, Form(), generate, must_call=_must_call(body))
 
 
 def convert_messages(body: bytes, vocabulary: Vocabulary) -> Conversion:
@@ -89,13 +104,18 @@ def convert_messages(body: bytes, vocabulary: Vocabulary) -> Conversion:
     incoming = MessagesRequest(body)
     model = incoming.model
     foreign = model.startswith(FOREIGN_PREFIX) and len(model) <= _NAME_LIMIT
-    request = incoming.convert(conversion_options(vocabulary.special_tokens, *([model] if foreign else [])))
-    return Conversion(model, request, MessagesForm(), lambda id_: MessagesRequest.chunk_generator(request, id_, model))
+    request = incoming.convert(conversion_options(vocabulary.special_tokens, model, foreign=foreign))
+
+    def generate(reply_id: str) -> deepseek_recipe.MessagesChunkGenerator:
+        return MessagesRequest.chunk_generator(request, reply_id, model)
+
+    return Conversion(model, request, MessagesForm(), generate, must_call=_must_call(body))
 
 
 def convert_responses(body: bytes, vocabulary: Vocabulary) -> Conversion:
     """Responses. What one repeats of its request is taken from it before conversion consumes it."""
-    incoming, options = ResponsesRequest(body), conversion_options(vocabulary.special_tokens)
+    incoming = ResponsesRequest(body)
+    options = conversion_options(vocabulary.special_tokens, incoming.model)
     model, echo, tools = incoming.model, incoming.echo(), incoming.namespace_tool_map(options)
     request = incoming.convert(options)
 
@@ -103,9 +123,15 @@ def convert_responses(body: bytes, vocabulary: Vocabulary) -> Conversion:
         generator = ResponsesRequest.chunk_generator(request, reply_id, model)
         return generator.with_namespace_tool_map(tools).with_echo(echo)
 
-    return Conversion(model, request, ResponsesForm(), generate)
+    return Conversion(model, request, ResponsesForm(), generate, must_call=_must_call(body))
 
 
 def generate_chat(request: ConversationRequest, model: str, reply_id: str) -> ChatCompletionChunkGenerator:
     """What writes the events of a chat."""
     return ChatCompletionRequest.chunk_generator(request, reply_id, model)
+
+
+def _must_call(body: bytes) -> bool:
+    """Whether `body`, which the library has read, asks for a call of any tool or of one."""
+    choice = msgspec.json.decode(body, type=_Choice).tool_choice
+    return (choice.get("type") if isinstance(choice, dict) else choice) in _FORCING

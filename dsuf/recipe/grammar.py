@@ -24,6 +24,8 @@ _SPACE = r" |\n {0,24}"
 """Between tokens of JSON there may be one space, or one line break with an indentation: of more, models find no end."""
 _COMPACT = {"x-guidance": {"whitespace_pattern": _SPACE, "lenient": True}}
 _ANY_TEXT = r"(?s:.)*"
+_LEAD = "\n\n<"
+"""What the renderer puts between the reasoning, or no text at all, and the first marker."""
 _SHARED = ("$defs", "definitions")
 _DEPTH = 8
 _QUOTED = frozenset('"<>\n\\')
@@ -49,14 +51,17 @@ def write_regex(pattern: str) -> str:
 
 
 def write_calls(
-    tools: Sequence[Mapping[str, Any]], mark_id: int, *, opened: bool, loose: Collection[str] = ()
+    tools: Sequence[Mapping[str, Any]], mark_id: int, *, opened: bool, whole: bool = False, loose: Collection[str] = ()
 ) -> str:  # fmt: skip
-    """The grammar of a block of calls of `tools` (the `function` of each), from behind the first marker, or from behind
-    the first line where the prompt has `opened` the block. Parameters of tools that are `loose` may be anything.
+    """The grammar of a block of calls of `tools` (the `function` of each), from behind the first marker; from behind
+    the first line where the prompt has `opened` the block; or of a `whole` answer that is a block. Parameters of tools
+    that are `loose` may be anything.
     """
     writer = _Writer(mark_id)
     names = [writer.add_tool(number, tool, loose=tool["name"] in loose) for number, tool in enumerate(tools)]
     head = "" if opened else f"{_quote(' calls>')} "
+    if whole:
+        head = f"{_quote(_LEAD)} {writer.mark} {head}"
     # The line break belongs to what follows it, so that a block cannot end before its first call.
     first, mark = ('"<"' if opened else r'"\n<"'), writer.mark
     calls = " | ".join(names)

@@ -28,7 +28,9 @@ class Masks:
 
     def __init__(self, vocabulary: Vocabulary, width: int) -> None:
         self.vocabulary, self.row_bytes = vocabulary, -(-width // 32) * _WORD_BYTES
-        self.only_end, self.all_but_end = _split_at(vocabulary.eos_id, width)
+        self.only_end = _pack([vocabulary.eos_id], width)
+        ends = {vocabulary.eos_id, vocabulary.dsml_id}  # calls end a reasoning, too
+        self.within_reasoning = _pack([token for token in range(width) if token not in ends], width)
         self._width = width
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
@@ -153,7 +155,7 @@ class _Place:
     def find_row(self) -> bytes | None:
         """What may come here."""
         if self.fault is None and not self._opened:
-            return self._masks.all_but_end if self._constraint.begins == "answer" else None
+            return self._masks.within_reasoning if self._constraint.begins == "answer" else None
         if self.fault is None:
             row = bytes(self._open().compute_bitmask()[: self._masks.row_bytes])
             self._note_fault()
@@ -180,10 +182,8 @@ def _set_apart(vocabulary: Vocabulary) -> str:
     return msgspec.json.encode(whole).decode()
 
 
-def _split_at(token: int, width: int) -> tuple[bytes, bytes]:
-    """The mask of `token` alone, and that of all others."""
-    alone = np.zeros(-(-width // 32) * 32, np.uint8)
-    alone[token] = 1
-    others = 1 - alone
-    others[width:] = 0
-    return np.packbits(alone, bitorder="little").tobytes(), np.packbits(others, bitorder="little").tobytes()
+def _pack(tokens: Sequence[int], width: int) -> bytes:
+    """The mask of `tokens`."""
+    row = np.zeros(-(-width // 32) * 32, np.uint8)
+    row[tokens] = 1
+    return np.packbits(row, bitorder="little").tobytes()

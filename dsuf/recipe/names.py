@@ -15,16 +15,17 @@ SERVED_NAMES = (
 """The official id first, then other spellings, names of earlier models that it replaces, and those of old scripts."""
 
 LISTED_NAMES = tuple(name for name in SERVED_NAMES if "vision" not in name)
-"""Those that are shown: pictures are not served yet, so no name should promise them."""
+"""Those that are shown: pictures are not served yet, so no list should promise them. A client's setting still works."""
 
 FOREIGN_PREFIX = "claude-"
 """Messages clients often cannot be told another name than one that begins so; there, each of them is an alias."""
 
 
 def conversion_options(
-    special_tokens: deepseek_recipe.SpecialTokens, *aliases: str
+    special_tokens: deepseek_recipe.SpecialTokens, sent: str, *, foreign: bool = False
 ) -> deepseek_recipe.ConversionOptions:
-    """Options that accept the served names and `aliases`, and nothing else."""
+    """Options that accept the name that was `sent` if it is served, or `foreign` and an alias; where it is neither, the
+    error lists the names that are shown, as `GET /v1/models` does."""
     version = deepseek_recipe.ModelVersion.DeepseekV41Flash
-    names = dict.fromkeys((*SERVED_NAMES, *aliases), version)
+    names = dict.fromkeys((*LISTED_NAMES, *([sent] if foreign or sent in SERVED_NAMES else ())), version)
     return deepseek_recipe.ConversionOptions().with_special_tokens(special_tokens).with_model_versions_by_name(names)

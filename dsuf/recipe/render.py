@@ -82,7 +82,8 @@ def render(
     ids = conversion.encode(vocabulary)
     sampling = _resolve_sampling(conversion, len(ids), limits)
     prompt = Prompt(ids=tuple(ids), opens_in=_opening(conversion), salt=salt)
-    return Rendered(conversion, prompt, sampling, find_constraint(request, prompt, masks))
+    constraint = find_constraint(request, prompt, masks, must_call=conversion.must_call)
+    return Rendered(conversion, prompt, sampling, constraint)
 
 
 def count_prompt(protocol: Protocol, body: bytes, vocabulary: Vocabulary) -> list[int]:

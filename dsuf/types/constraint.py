@@ -9,7 +9,7 @@ import msgspec
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     """A `grammar` that the generated tokens follow from where it `begins`: with the first of them, behind the end of
-    the reasoning (until then the turn must not end), or where a call block is opened, if one ever is.
+    the reasoning (until then the turn can neither end nor call), or where a call block is opened, if one ever is.
 
     The last `spent` tokens of the prompt were generated under it before.
     """

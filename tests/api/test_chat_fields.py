@@ -89,7 +89,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "tool_choice auto": {"tools": [tool()], "tool_choice": "auto"},
     "tool_choice none": {"tools": [tool()], "tool_choice": "none"},
     "tool_choice null": {"tools": [tool()], "tool_choice": None},
-    "tool_choice without tools": {"tool_choice": "required"},
+    "tool_choice without tools": {"tool_choice": "auto"},
     "response_format text": {"response_format": {"type": "text"}},
     "response_format json with tools": {"response_format": {"type": "json_object"}, "tools": [tool()]},
     "user and user_id": {"user": "me", "user_id": "me-2"},
@@ -239,6 +239,16 @@ async def test_not_served_yet(rig: Rig, name: str) -> None:
     error = await refused(rig, await rig.chat(**({"messages": [USER]} | fields)))
     assert named in error["message"]
     assert (error["code"], error["param"]) == ("unsupported_feature", param)
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": []}, OFF])
+@pytest.mark.parametrize("choice", ["required", FORCED])
+async def test_a_call_where_there_is_nothing_to_call(rig: Rig, fields: dict[str, Any], choice: Any) -> None:
+    """An answer without a call would not be what was asked for."""
+    response = await rig.chat(tool_choice=choice, **fields)
+    error = (await response.json())["error"]
+    assert response.status == 400 and "there are no `tools` to call" in error["message"] and not rig.submit.tickets
+    assert (error["code"], error["param"]) == ("invalid_request_error", "tool_choice")
 
 
 @pytest.mark.parametrize("name", REJECTED)

@@ -53,9 +53,9 @@ ACCEPTED: dict[str, tuple[dict[str, Any], str]] = {
     "document": (user({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}),
                  "[Unsupported document type: text/plain]"),
     "tool use and result": ({"tools": [TOOL], "messages": [USER, USE, result()]}, "<tool_result>done</tool_result>"),
-    "tool_choice any": ({"tools": [TOOL], "tool_choice": {"type": "any"}}, '{"name": "read"'),
     "tool_choice auto": ({"tools": [TOOL], "tool_choice": {"type": "auto"}}, '{"name": "read"'),
     "tool_choice none": ({"tools": [TOOL], "tool_choice": {"type": "none"}}, ""),
+    "tool_choice without tools": ({"tool_choice": {"type": "auto"}}, ""),
     "tool added later": (
         {"tools": [TOOL, LATER], "messages": [USER, {"role": "system", "content": [
             {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "write"}}]}, USER]},
@@ -71,6 +71,7 @@ NOT_YET: dict[str, tuple[dict[str, Any], str, str]] = {
     "picture url": (user({"type": "image", "source": {"type": "url", "url": "https://x.org/a.png"}}), "pictures",
                     "messages"),
     "picture in a tool result": ({"messages": [USER, USE, result([INLINE])], "tools": [TOOL]}, "pictures", "messages"),
+    "tool_choice any": ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice", "tool_choice"),
     "tool_choice named": ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "read"}, **OFF}, "tool_choice",
                           "tool_choice"),
 }  # fmt: skip
@@ -100,6 +101,9 @@ REJECTED: dict[str, tuple[dict[str, Any], str]] = {
                    "server tools are not supported"),
     "tool_choice named, thinking": ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "read"}},
                                     "Thinking mode does not support this tool_choice"),
+    "tool_choice any, no tools": ({"tool_choice": {"type": "any"}}, "there are no `tools` to call"),
+    "tool_choice named, no tools": ({"tool_choice": {"type": "tool", "name": "read"}, **OFF},
+                                    "there are no `tools` to call"),
     "all tools later": ({"tools": [LATER]}, "at least one tool must have defer_loading=false"),
 }  # fmt: skip
 

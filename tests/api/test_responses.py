@@ -211,6 +211,7 @@ async def test_what_changes_nothing_is_ignored(rig: Rig, fields: dict[str, Any])
         {"input": ...}, {"input": []}, {"model": ...}, {"model": "gpt-9"}, {"max_output_tokens": 0}, {"temperature": 3},
         {"reasoning": {"effort": "vast"}}, {"tools": [{"type": "custom", "name": "x"}]},
         {"tools": TOOLS, "tool_choice": "required"}, {"text": {"format": {"type": "json_object"}}},
+        {"tool_choice": "required", "reasoning": {"effort": "none"}},
         {"input": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
     ],
 )  # fmt: skip

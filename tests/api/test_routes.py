@@ -37,6 +37,14 @@ async def test_one_model(rig: Rig, name: str) -> None:
     for prefix in ("/v1/models/", "/models/"):
         entry = await (await rig.client.get(rig.url + prefix + name)).json()
         assert entry["id"] == name.replace("%2F", "/")
+
+
+async def test_an_unknown_model(rig: Rig) -> None:
+    """Whoever asks gets the same list, of names that promise nothing that is not served."""
+    listing = await (await rig.client.get(rig.url + "/v1/models")).json()
+    names = sorted(entry["id"] for entry in listing["data"])
+    message = (await (await rig.chat(model="gpt-9")).json())["error"]["message"]
+    assert message == f"The supported API model names are {', '.join(names)}, but you passed gpt-9."
     response = await rig.client.get(rig.url + "/v1/models/gpt-9")
     error = (await response.json())["error"]
     assert response.status == 404 and error["type"] == "not_found_error" and "gpt-9" in error["message"]

@@ -45,12 +45,12 @@ def test_a_grammar_from_the_first_token(masks: Masks) -> None:
 
 
 def test_behind_the_reasoning(masks: Masks) -> None:
-    """Until it is over anything may come but the end; the token that ends it may be a draft."""
+    """Until it is over anything may come but the end and a call; the token that ends it may be a draft."""
     vocabulary, mask = masks.vocabulary, masks.open(Constraint(grammar=write_regex("no"), begins="answer"))
     thinking = vocabulary.encode("Let me think.")
     rows = ask(mask, thinking, [*vocabulary.encode("!"), vocabulary.thinking_end_id]).rows
     free = tokens(masks, rows[0])
-    assert free == tokens(masks, rows[1]) == set(range(vocabulary.size + 40)) - {vocabulary.eos_id}
+    assert free == tokens(masks, rows[1]) == set(range(vocabulary.size + 40)) - {vocabulary.eos_id, vocabulary.dsml_id}
     assert tokens(masks, rows[2]) == set(vocabulary.encode("no"))
     assert tokens(masks, ask(mask, vocabulary.encode("!")).rows[0]) == free
     assert ask(mask, [vocabulary.thinking_end_id]).rows[0] == rows[2]
@@ -104,6 +104,11 @@ def chat(masks: Masks | None, vocabulary: Vocabulary, **fields: Any) -> Rendered
     return render("chat", json.dumps(body).encode(), vocabulary, Limits(context_tokens=100_000), masks=masks)
 
 
+def messages(masks: Masks | None, vocabulary: Vocabulary, **fields: Any) -> Rendered:
+    body = {"model": "deepseek-flash", "messages": [{"role": "user", "content": "json"}], **fields}
+    return render("messages", json.dumps(body).encode(), vocabulary, Limits(context_tokens=100_000), masks=masks)
+
+
 def schema_of(schema: object) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
@@ -123,6 +128,32 @@ def test_where_constraints_begin(masks: Masks, vocabulary: Vocabulary) -> None:
         constraint = chat(masks, vocabulary, **fields).constraint
         assert constraint is not None and (constraint.begins, constraint.spent) == (begins, 0)
     assert chat(masks, vocabulary).constraint is None
+
+
+@pytest.mark.parametrize("thinking", ["enabled", "disabled"])
+def test_a_call_of_any_tool_that_messages_ask_for(masks: Masks, vocabulary: Vocabulary, thinking: str) -> None:
+    """The prompt is that of a free choice, so the answer as a whole is a block of calls, behind the reasoning."""
+    fields = {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "thinking": {"type": thinking}}
+    free, forced = (messages(masks, vocabulary, tool_choice={"type": kind}, **fields) for kind in ("auto", "any"))
+    assert forced.prompt == free.prompt and forced.constraint is not None and free.constraint is not None
+    assert (forced.constraint.begins, free.constraint.begins) == ("answer" if thinking == "enabled" else "now", "call")
+    mask = masks.open(forced.constraint)
+    reasoning = [vocabulary.thinking_end_id] if thinking == "enabled" else []
+    call = '<｜DSML｜ invoke name="f">\n\n</｜DSML｜ invoke>'
+    block = vocabulary.encode(f"\n\n<｜DSML｜ calls>\n{call}\n</｜DSML｜ calls>")
+    rows = ask(mask, reasoning, block).rows
+    assert len(rows) == len(block) + 1 and tokens(masks, rows[-1]) == {vocabulary.eos_id}
+    assert {vocabulary.decode([token])[0] for token in tokens(masks, rows[0]) or ()} == {"\n"}
+    assert messages(masks, vocabulary, tool_choice={"type": "none"}, **fields).constraint is None
+
+
+def test_a_call_of_one_tool_that_messages_ask_for(masks: Masks, vocabulary: Vocabulary) -> None:
+    tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("f", "g")]
+    kept = messages(masks, vocabulary, tools=tools, tool_choice={"type": "tool", "name": "g"}, thinking=OFF)
+    assert kept.prompt.opens_in == "call" and kept.constraint is not None and kept.constraint.begins == "now"
+    for name, allowed in (("f", False), ("g", True)):
+        drafts = vocabulary.encode(f'<｜DSML｜ invoke name="{name}">\n')
+        assert (len(ask(masks.open(kept.constraint), (), drafts).rows) > len(drafts)) == allowed
 
 
 def test_what_cannot_be_compiled(masks: Masks, vocabulary: Vocabulary) -> None:

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from dsuf.recipe.names import SERVED_NAMES
+from dsuf.recipe.names import LISTED_NAMES
 
-Model = Annotated[str, Meta(description="a name of `GET /v1/models`", extra_json_schema={"enum": list(SERVED_NAMES)})]
+Model = Annotated[str, Meta(description="a name of `GET /v1/models`", extra_json_schema={"enum": list(LISTED_NAMES)})]
 Temperature = Annotated[float, Meta(ge=0, le=2, description="with thinking it is always 1, whatever is sent")]
 TopP = Annotated[float, Meta(gt=0, le=1, description="with thinking at least 0.95, without it 1")]
 MaxTokens = Annotated[int, Meta(ge=1, le=393_216, description="tokens of the reply, reasoning included")]

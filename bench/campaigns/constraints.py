@@ -3,9 +3,10 @@
 The engine is the reference's, with its masks, its drafts and its batches, over a model of noise. Batches of 16 take
 turns: without drafts and with three and five; every second reply thinks first. A part of the schemas is that of a tool
 which must be called. The public test suite of JSON Schema is asked for, too: what of it cannot be compiled is refused
-with a reason. The small model answers some of the generated ones.
+with a reason. The small model answers some of the generated ones; on a GPU all that are asked for, and nothing else is
+done then.
 
-    python bench/campaigns/constraints.py [--schemas 2000] [--nano 50] [--publish]
+    python bench/campaigns/constraints.py [--schemas 2000] [--nano 50] [--cuda 0] [--publish]
 """
 
 import argparse
@@ -14,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jsonschema_rs
 
@@ -25,17 +26,47 @@ from bench.noise import open_noise
 from bench.report import publish
 from bench.schemas import Schema, make_schema, read_suite
 from dsuf.checkpoint.forms import NANO
+from dsuf.cuda.engine import CudaEngine
+from dsuf.cuda.machine import Setup
 from dsuf.errors import InvalidRequest
 from dsuf.node.engines import Model, open_model
 from dsuf.recipe.reader import Reader
 from dsuf.recipe.render import Limits, Rendered, render
 from dsuf.reference.engine import ReferenceEngine
 from dsuf.reference.speculate import Speculation
-from dsuf.types import PrefillRange, StepPlan, StepResult, Turn, Usage
+from dsuf.types import CacheLayout, EngineFacts, PrefillRange, StepPlan, StepResult, Turn, Usage
 
 BATCH, REPLY_TOKENS, CONTEXT_TOKENS = 16, 400, 4096
 DRAFTS = (0, 3, 5)
 TOOL_EVERY = 5
+
+
+class Runs(Protocol):
+    """An engine that runs a plan here and now."""
+
+    facts: EngineFacts
+    layout: CacheLayout
+
+    def attach(self, turn: Turn, pages: Sequence[int]) -> None:
+        """As `Engine.attach`."""
+
+    def detach(self, turn: str) -> None:
+        """As `Engine.detach`."""
+
+    def run(self, plan: StepPlan) -> list[StepResult]:
+        """What comes of `plan`."""
+
+
+class StepByStep:
+    """The CUDA engine as one that runs a plan here and now."""
+
+    def __init__(self, engine: CudaEngine) -> None:
+        self._engine, self.facts, self.layout = engine, engine.facts, engine.layout
+        self.attach, self.detach = engine.attach, engine.detach
+
+    def run(self, plan: StepPlan) -> list[StepResult]:
+        """What comes of `plan`."""
+        return self._engine.run(plan)[0]
 
 
 class Case(NamedTuple):
@@ -77,7 +108,7 @@ def pose_case(number: int, model: Model, schema: Any, *, called: bool = False) -
     return Case(schema, called, rendered, rendered.open_reader(f"case-{number}", model.vocabulary))
 
 
-def run_batch(engine: ReferenceEngine, cases: Sequence[Case], drafts: int) -> list[StepResult]:
+def run_batch(engine: Runs, cases: Sequence[Case], drafts: int) -> list[StepResult]:
     """Answer `cases` at the same time; the last result of each."""
     last: dict[str, StepResult] = {}
     readers = {f"turn{place}": case.reader for place, case in enumerate(cases)}
@@ -133,7 +164,7 @@ def _validate(value: object, schema: Schema) -> None:
     jsonschema_rs.Draft202012Validator(schema).validate(value)
 
 
-def run_schemas(engine: ReferenceEngine, model: Model, numbers: Sequence[int], batch: int, name: str) -> Tally:
+def run_schemas(engine: Runs, model: Model, numbers: Sequence[int], batch: int, name: str) -> Tally:
     """Answer the requests `numbers` in batches."""
     tally = Tally()
     for first in range(0, len(numbers), batch):
@@ -167,20 +198,29 @@ def open_nano(model: Model) -> ReferenceEngine:
     )  # fmt: skip
 
 
+def open_cuda(model: Model) -> StepByStep:
+    """The small model on this machine's GPU."""
+    setup = Setup(context_tokens=CONTEXT_TOKENS, max_turns=BATCH)
+    return StepByStep(CudaEngine.load(NANO, setup, "exact", open_mask=model.masks.open))
+
+
 def main() -> int:
     """Run the campaign; 1 if a reply broke its schema."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schemas", metavar="N", type=int, default=2000, help="schemas on random logits")
     parser.add_argument("--nano", metavar="N", type=int, default=50, help="schemas on the small model")
+    parser.add_argument("--cuda", metavar="N", type=int, default=0, help="schemas on the small model on a GPU, alone")
     parser.add_argument("--publish", action="store_true", help="keep the figures in bench/results")
     args = parser.parse_args()
     model, rows = open_model(NANO), []
     noise = open_noise(model, max_turns=BATCH)
-    for name, run in (
+    on_cpu = (
         ("random logits", lambda: run_schemas(noise, model, range(args.schemas), BATCH, "noise")),
         ("random logits, public suite", lambda: run_suite(noise, model, BATCH, "suite")),
         ("dsuf-nano", lambda: run_schemas(open_nano(model), model, range(args.nano), 4, "nano")),
-    ):
+    )
+    on_gpu = ("dsuf-nano on a GPU", lambda: run_schemas(open_cuda(model), model, range(args.cuda), BATCH, "cuda"))
+    for name, run in (on_gpu,) if args.cuda else on_cpu:
         begun = time.monotonic()
         tally = run()
         rows.append(
@@ -190,7 +230,7 @@ def main() -> int:
         )  # fmt: skip
         print(rows[-1], *tally.faults, sep="\n")
     if args.publish:
-        publish("constraints", rows)
+        publish("constraints-cuda" if args.cuda else "constraints", rows)
     return int(any(row["broken"] for row in rows))
 
 

@@ -317,3 +317,27 @@ ADVANCE_TURNS = Params(
     step="*i64 1", **_LIVE, batch="i32", turns="i32", rows="i32", ring="i32", fed="i32", eos_id="i32",
     result_steps="i32",
 )  # fmt: skip
+ASK_MASKS = Params(
+    "AskMasks", turn="*i32 batch", length="*i32 turns", anchor="*i32 turns", ids="*i32 turns ring",
+    drafts="*i32? batch block", verified="*i32? batch", ruled="*i32 1", questions="*i32", asked="*i64 1", step="*i64 1",
+    **_LIVE, batch="i32", turns="i32", ring="i32",
+)  # fmt: skip
+AWAIT_MASKS = Params(
+    "AwaitMasks", ruled="*i32 1", answered="*i64 1", late="*i32 1", step="*i64 1", patience_us="i32"
+)  # fmt: skip
+MASK_LOGITS = Params(
+    "MaskLogits", logits="*f32 vocabulary", masks="*i32 batch block+1 words", masked="*i32 batch block+1",
+    ruled="*i32 1", verified="*i32? batch", first="*i32? batch", **_LIVE, batch="i32", vocabulary="i32", words="i32",
+)  # fmt: skip
+_RATED = {"result_steps": "i32", "most_rows": "i32"}
+RANK_LOGITS = Params(
+    "RankLogits", logits="*f32 rows vocabulary", row_slot="*i32 rows", logprobs="*i32 turns", total="*f64 rows",
+    likeliest="*i32 result_steps most_rows 20", likeliest_logprobs="*f32 result_steps most_rows 20", step="*i64 1",
+    **_LIVE, rows="i32", turns="i32", vocabulary="i32", **_RATED,
+)  # fmt: skip
+RATE_TOKENS = Params(
+    "RateTokens", logits="*f32 batch vocabulary", total="*f64 batch", row_id="*i32 batch", turn="*i32 batch",
+    first="*i32? batch", kept="*i32? batch", next="*i32 batch", logprobs="*i32 turns",
+    chosen_logprobs="*f32 result_steps most_rows", step="*i64 1", **_LIVE, batch="i32", turns="i32", vocabulary="i32",
+    **_RATED,
+)  # fmt: skip

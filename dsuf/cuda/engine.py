@@ -17,13 +17,14 @@ from dsuf.cuda.arena import Array, view_host
 from dsuf.cuda.caches import PAGE_TOKENS
 from dsuf.cuda.launcher import Launched, Launcher, Outcome, Seat
 from dsuf.cuda.machine import Machine, Setup
+from dsuf.cuda.masking import Masking
 from dsuf.cuda.pages import PageCopier
 from dsuf.cuda.prefill import PrefillMode
 from dsuf.cuda.results import ENDED_BY_EOS
 from dsuf.cuda.states import ImagePool, Marks
 from dsuf.cuda.streams import Event, wait_until
 from dsuf.errors import CheckpointError, ContextTooLong, DeviceError, EngineFailed, QueueFull
-from dsuf.types import CacheLayout, EngineFacts, Finish, SessionState, StepPlan, StepResult, Turn
+from dsuf.types import CacheLayout, EngineFacts, Finish, OpenMask, SessionState, StepPlan, StepResult, Turn
 
 _T = TypeVar("_T")
 _Reading = tuple[Seat, Marks, Array, Event]
@@ -41,15 +42,22 @@ USUAL_SHARE = 0.2
 
 
 class CudaEngine:
-    """`dsuf.types.Engine` on a GPU. `prefill` chooses between the exact and the replayed prefill."""
+    """`dsuf.types.Engine` on a GPU. `prefill` chooses between the exact and the replayed prefill.
 
-    def __init__(self, machine: Machine, weights: str, prefill: PrefillMode, *, captures: bool = True) -> None:
+    Without `open_mask` it keeps to no constraint.
+    """
+
+    def __init__(
+        self, machine: Machine, weights: str, prefill: PrefillMode, *, captures: bool = True,
+        open_mask: OpenMask | None = None,
+    ) -> None:  # fmt: skip
         config, setup = machine.config, machine.setup
-        self.machine, self.prefill = machine, prefill
+        self.machine, self.prefill, self.open_mask = machine, prefill, open_mask
         self.facts = EngineFacts(
             name="cuda", device=name_devices(machine), context_tokens=setup.context_tokens, max_turns=setup.max_turns,
             vocabulary=config.vocab_size, eos_id=config.eos_token_id,
-            max_drafts=config.dspark_block_size if machine.draft else 0,
+            max_drafts=config.dspark_block_size if machine.draft else 0, constrains=open_mask is not None,
+            logprobs=True,
         )  # fmt: skip
         self._launcher = Launcher(machine, prefill, captures=captures)
         self.layout = CacheLayout(
@@ -69,10 +77,11 @@ class CudaEngine:
     @classmethod
     def load(
         cls, directory: Path, setup: Setup, prefill: PrefillMode = "replay", *, captures: bool = True,
-        progress: Callable[[int], None] = lambda done: None,
+        open_mask: OpenMask | None = None, progress: Callable[[int], None] = lambda done: None,
     ) -> Self:  # fmt: skip
         """Load the checkpoint in `directory`; blocks. Raises `CheckpointError`, `CommandError` or `DeviceError`."""
-        engine = cls(Machine.load(directory, setup, progress), fingerprint(directory), prefill, captures=captures)
+        machine = Machine.load(directory, setup, progress)
+        engine = cls(machine, fingerprint(directory), prefill, captures=captures, open_mask=open_mask)
         try:
             engine._worker.submit(engine._launcher.prepare).result()
         except BaseException:
@@ -92,8 +101,17 @@ class CudaEngine:
             raise ContextTooLong(f"{wanted} tokens do not fit into {len(pages)} pages of {PAGE_TOKENS}.")
         if not self._launcher.free:
             raise QueueFull(f"All {self.facts.max_turns} places are taken.", retry_after_s=1)
-        seat = self._seats[turn.id] = Seat(turn, self._launcher.free.pop())
+        masking = self._open_masking(turn)
+        seat = self._seats[turn.id] = Seat(turn, self._launcher.free.pop(), masking)
         self._worker.submit(self._launcher.begin, seat, tuple(pages))
+
+    def _open_masking(self, turn: Turn) -> Masking | None:
+        """The mask of `turn`, if it has a constraint; raises `EngineFailed` where this engine keeps to none."""
+        if turn.constraint is None:
+            return None
+        if self.open_mask is None:
+            raise EngineFailed("This engine does not keep to constraints.")
+        return Masking(self.open_mask(turn.constraint), turn, turn.constraint.spent)
 
     def detach(self, turn: str) -> None:
         """Forget `turn`; unknown turns are ignored."""
@@ -269,12 +287,17 @@ class CudaEngine:
 
         def check() -> None:
             part.stream.check()
-            self.machine.check()
+            self._check()
 
         took_s = await wait_until(part.ready, usual_s, STEP_DEADLINE_S, check)
-        self.machine.check()
+        self._check()
         self._usual_s[part.kind] = usual_s + USUAL_SHARE * (took_s - usual_s)
         return [self._report(outcome) for outcome in part.take()]
+
+    def _check(self) -> None:
+        """Raise `DeviceError` or `EngineFailed` where a rank or a mask was waited for in vain."""
+        self.machine.check()
+        self._launcher.answers.check()
 
     def _report(self, outcome: Outcome) -> StepResult:
         """The result of a turn."""
@@ -288,7 +311,8 @@ class CudaEngine:
         seat.generated += record.ids
         return StepResult(
             turn=seat.turn.id, ids=record.ids, prefilled=outcome.prefilled, drafted=record.verified,
-            accepted=record.accepted, finish=finish,
+            accepted=record.accepted, logprobs=outcome.logprobs, finish=finish,
+            fault=seat.masking.fault if seat.masking is not None and finish == "stop" else None,
         )  # fmt: skip
 
 

@@ -9,17 +9,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dsuf.cuda.answers import Answers
 from dsuf.cuda.arena import Array, write_array
 from dsuf.cuda.caches import PAGE_TOKENS
 from dsuf.cuda.graphs import Graphs
 from dsuf.cuda.machine import Machine
+from dsuf.cuda.masking import Masking
 from dsuf.cuda.prefill import Part, PassKind, PrefillMode, plan_parts
 from dsuf.cuda.results import RESULT_STEPS, Record, Results
+from dsuf.cuda.rules import Rules
 from dsuf.cuda.states import Marks, SlotCopier, StateShape
 from dsuf.cuda.step import StepShape
 from dsuf.cuda.streams import Event, Sides, Stream
 from dsuf.errors import EngineFailed
-from dsuf.types import PrefillRange, Turn
+from dsuf.types import Logprob, PrefillRange, Turn
 
 SMALLEST_ROWS, ROWS_GROWTH, SMALLEST_TOKENS, TOKENS_GROWTH = 32, 4, 1024, 4
 PREFILL_PRIORITY, DECODE_PRIORITY = 0, -1
@@ -32,8 +35,8 @@ class Seat:
     `fed` how many of the prompt have been launched, and `pending` the decode steps that the host has not heard of.
     """
 
-    def __init__(self, turn: Turn, slot: int) -> None:
-        self.turn, self.slot = turn, slot
+    def __init__(self, turn: Turn, slot: int, masking: Masking | None = None) -> None:
+        self.turn, self.slot, self.masking = turn, slot, masking
         self.ids = np.array(turn.prompt.ids, np.int64)
         self.length = self.decoded = self.pending = self.fed = 0
         self.marks = Marks()
@@ -41,6 +44,11 @@ class Seat:
         self.generated: list[int] = []
         self.finished = False
         self.event: Event | None = None
+
+    @property
+    def extras(self) -> bool:
+        """Whether its tokens take more than a choice among logits: a mask, or log-probabilities."""
+        return self.masking is not None or self.turn.sampling.logprobs is not None
 
     def let_go(self) -> None:
         """Forget the event that later work waits for."""
@@ -59,6 +67,7 @@ class Outcome(NamedTuple):
     seat: Seat
     prefilled: int
     record: Record | None = None
+    logprobs: tuple[Logprob, ...] = ()
 
 
 class Launched(NamedTuple):
@@ -83,6 +92,7 @@ class Launcher:
         self.decode_sides, self.prefill_sides = Sides(2, DECODE_PRIORITY, gpus), Sides(2, PREFILL_PRIORITY, gpus)
         machine.decoder.sides, machine.prefiller.sides = self.decode_sides, self.prefill_sides
         self.graphs = Graphs(captures=captures, devices=gpus)
+        self.answers = Answers(machine.arena)
         self.free = list(range(machine.setup.max_turns - 1, -1, -1))
         self.shape = StateShape(machine.sizes)
         self.copier = SlotCopier(machine.arena, self.shape)
@@ -167,10 +177,13 @@ class Launcher:
                 stream.follow(seat.event)
                 seat.let_go()
         longest = max(seat.reach(self._overrun) for seat in seats)
-        shape = StepShape(self._pick_batch(len(seats)), drafts, self._pick_tokens(longest))
+        extras = any(seat.extras for seat in seats)
+        shape = StepShape(self._pick_batch(len(seats)), drafts, self._pick_tokens(longest), extras)
         wanted = np.full(shape.batch, -1)
         wanted[: len(seats)] = [seat.slot for seat in seats]
         write_array(decoder["wanted"], wanted, stream.handle)
+        if extras:
+            self._expect("decode", decoder.rules, decoder.results, seats, stream)
         self.graphs.run(shape, lambda handle: decoder.queue(shape, handle), stream.handle)
         step, by_slot = decoder.results.launch(), {seat.slot: seat for seat in seats}
         for seat in seats:
@@ -191,7 +204,9 @@ class Launcher:
         kind = tuple((each.kind, self._pick_rows(each.stop - each.start)) for each in parts)
         if last:
             row = parts[-1].stop - parts[-1].start - 1
-            step = prefiller.choose_first(seat.slot, row, part.stop, stream.handle)
+            if seat.extras:
+                self._expect("prefill", prefiller.rules, prefiller.results, [seat], stream)
+            step = prefiller.choose_first(seat.slot, row, part.stop, stream.handle, extras=seat.extras)
             self._mark(seat, stream)
             return Launched(stream, kind, lambda: prefiller.results.ready(step), lambda: self._take_first(step, seat))
         self._mark(seat, stream)
@@ -207,9 +222,17 @@ class Launcher:
         """Wait for all work, and free graphs and streams."""
         for stream in (self.decode_stream, self.prefill_stream):
             stream.synchronize()
+        self.answers.close()
         self.graphs.close()
         for streams in (self.decode_stream, self.prefill_stream, self.decode_sides, self.prefill_sides):
             streams.close()
+
+    def _expect(self, pipeline: str, rules: Rules, results: Results, seats: list[Seat], stream: Stream) -> None:
+        """Say who of `seats` keeps to a constraint in the step that is launched next."""
+        maskings = {seat.slot: seat.masking for seat in seats if seat.masking is not None}
+        rules.set(len(maskings), stream.handle)
+        if maskings:
+            self.answers.expect(pipeline, results.launched, maskings)
 
     def _launch_part(self, seat: Seat, part: Part) -> None:
         prefiller, stream = self.machine.prefiller, self.prefill_stream.handle
@@ -237,11 +260,20 @@ class Launcher:
     def _take_decoded(self, step: int, by_slot: dict[int, Seat]) -> list[Outcome]:
         for seat in by_slot.values():
             seat.pending -= 1
-        records = self.machine.decoder.results.read(step)
-        return [Outcome(by_slot[record.slot], len(by_slot[record.slot].ids), record) for record in records]
+        decoder, row, outcomes = self.machine.decoder, 0, []
+        for record in decoder.results.read(step):
+            seat = by_slot[record.slot]
+            rated = decoder.ratings.read(step, row, len(record.ids), seat.turn.sampling.logprobs)
+            outcomes.append(Outcome(seat, len(seat.ids), record, rated))
+            row += record.verified + 1
+        return outcomes
 
     def _take_first(self, step: int, seat: Seat) -> list[Outcome]:
-        return [Outcome(seat, len(seat.ids), record) for record in self.machine.prefiller.results.read(step)]
+        prefiller, top = self.machine.prefiller, seat.turn.sampling.logprobs
+        return [
+            Outcome(seat, len(seat.ids), record, prefiller.ratings.read(step, 0, len(record.ids), top))
+            for record in prefiller.results.read(step)
+        ]
 
     def _pick_batch(self, turns: int) -> int:
         return min(1 << (turns - 1).bit_length(), self.machine.setup.max_turns)

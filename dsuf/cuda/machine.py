@@ -19,7 +19,9 @@ from dsuf.cuda.draft import Draft
 from dsuf.cuda.kernels import Device, Kernels
 from dsuf.cuda.model import Model
 from dsuf.cuda.prefill import Prefiller
+from dsuf.cuda.ratings import plan_ratings
 from dsuf.cuda.results import plan_results
+from dsuf.cuda.rules import plan_rules
 from dsuf.cuda.sizes import from_config
 from dsuf.cuda.step import Decoder, plan_step
 from dsuf.cuda.table import SOURCES
@@ -89,6 +91,8 @@ def plan_working_regions(config: ModelConfig, setup: Setup, pages: int) -> list[
         *plan_workspace("prefill", config, max(setup.prefill_rows, config.window_size), context, 1),
         *plan_step(config, setup.max_turns),
         *plan_results("prefill", 1, config.dspark_block_size),
+        *plan_rules("prefill", config, 1),
+        *plan_ratings("prefill", 1, config.dspark_block_size),
     ]  # fmt: skip
 
 

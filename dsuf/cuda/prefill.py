@@ -10,13 +10,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dsuf.cuda.arena import Arena, write_array
+from dsuf.cuda.arena import Arena, Array, write_array
 from dsuf.cuda.draft import Draft
 from dsuf.cuda.ends import sample_rows
 from dsuf.cuda.kernels import Kernels
 from dsuf.cuda.launches import Observer, Pass
 from dsuf.cuda.model import Model
+from dsuf.cuda.ratings import Ratings
 from dsuf.cuda.results import Results
+from dsuf.cuda.rules import Rules
 from dsuf.cuda.step import FOR_TOKENS, advance_turns, entries_of
 from dsuf.cuda.streams import Sides
 from dsuf.cuda.turns import DECODER, DRAFT, Turns
@@ -61,6 +63,7 @@ class Prefiller:
     ) -> None:
         self.arena, self.kernels, self.model, self.draft, self.turns = arena, kernels, model, draft, turns
         self.eos_id, self.work, self.results = eos_id, Workspace(arena, "prefill"), Results(arena, "prefill")
+        self.rules, self.ratings = Rules(arena, "prefill"), Ratings(arena, "prefill")
         self.sides: Sides | None = None
 
     def put_rows(self, slot: int, start: int, ids: NDArray[np.int64], stream: int) -> None:
@@ -88,14 +91,25 @@ class Prefiller:
         for part in (DECODER, DRAFT):
             write_array(self.turns["floors"][slot].rows(part, part + 1), np.array([start]), stream)
 
-    def choose_first(self, slot: int, row: int, length: int, stream: int) -> int:
-        """Queue the token behind row `row` of the last pass, the prompt's end at `length`; the step of its record."""
+    def choose_first(self, slot: int, row: int, length: int, stream: int, *, extras: bool = False) -> int:
+        """Queue the token behind row `row` of the last pass, the prompt's end at `length`; the step of its record.
+
+        With `extras` as in a step's shape.
+        """
         work = self.work
         at = {name: work[name].rows(row, row + 1) for name in ("streams", "ffn.pre", "row_slot", "row_position")}
         todo = self._pass(Workspace(self.arena, "prefill", at | {"live": self.arena["one"]}), 1, 8, stream, None)
         self.turns.write("length", slot, length, stream)
+        turn: dict[str, Array | int] = {"turn": at["row_slot"], "live": self.arena["one"], "batch": 1}
+        if extras:
+            self.rules.ask(todo, self.model.caches.sizes.ring_rows, drafts=None, verified=None, **turn)
         self.model.head(todo)
+        if extras:
+            self.ratings.rank(todo, 1)
+            self.rules.apply(todo, verified=None, first=None, live=self.arena["one"], batch=1)
         sample_rows(todo, self.model.config.vocab_size, 1, self.arena["one"], purpose=FOR_TOKENS)
+        if extras:
+            self.ratings.rate(todo, **turn, first=None, kept=None, next=work["picked"])
         advance_turns(
             todo, self.results, turn=at["row_slot"], verified=None, first=None, drafts=None, kept=None,
             next=work["picked"], feed_place=None, live=self.arena["one"], rows=1, fed=0,

@@ -132,6 +132,7 @@ class RankedKernels(Kernels):
         self._peers = [Peers(arena, n) for n in range(len(arena.regions)) if f"peers.{n}.parts" in arena]
         self._by_stream: dict[int, Peers] = {}
         self._slice_rows: dict[int, tuple[int, Array]] = {}  # of each array of logits: its rows, and how many live
+        self._ranked: set[int] = set()  # arrays of logits whose slices are together already
 
     def launch(self, entry: str, stream: int = 0, **values: DeviceArray | int | float | None) -> None:
         """As `Kernels.launch`."""
@@ -160,8 +161,8 @@ class RankedKernels(Kernels):
             }
             self._each(entry, stream, {**values, **logits})
         else:
-            if entry == "sample_rows":
-                self._gather(stream, values["logits"])
+            if entry in ("rank_logits", "sample_rows"):
+                self._gather(entry, stream, values["logits"])
             self._each(entry, stream, values)
             if entry in CHOICES:
                 self._follow(stream, [values[name] for name in CHOICES[entry]])
@@ -201,7 +202,13 @@ class RankedKernels(Kernels):
         own: dict[str, Value] = {"out": self._meet(stream)["slices"], "n": self._config.vocab_size // self.ranks}
         self._each(entry, stream, {**values, **own})
 
-    def _gather(self, stream: int, logits: DeviceArray | float | None) -> None:
+    def _gather(self, entry: str, stream: int, logits: DeviceArray | float | None) -> None:
+        """Put the slices together for `entry`; a choice takes those that were ranked before it as they are by then."""
+        if entry == "sample_rows" and _address(logits) in self._ranked:
+            self._ranked.remove(_address(logits))
+            return
+        if entry == "rank_logits":
+            self._ranked.add(_address(logits))
         rows, live = self._slice_rows[_address(logits)]
         partials, width = self._meet(stream)["partials"][2], self._config.vocab_size // self.ranks
         self._bring_together("gather_peers", stream, partials, logits, rows, width, live)

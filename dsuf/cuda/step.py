@@ -18,7 +18,9 @@ from dsuf.cuda.ends import sample_rows
 from dsuf.cuda.kernels import Kernels
 from dsuf.cuda.launches import Observer, Pass
 from dsuf.cuda.model import Model
+from dsuf.cuda.ratings import Ratings, plan_ratings
 from dsuf.cuda.results import RESULT_STEPS, Results, plan_results
+from dsuf.cuda.rules import Rules, plan_rules
 from dsuf.cuda.streams import Sides
 from dsuf.cuda.turns import Turns
 from dsuf.cuda.workspace import Workspace
@@ -30,11 +32,15 @@ RULES = {"token": 0, "block": 1}
 
 
 class StepShape(msgspec.Struct, frozen=True):
-    """What a captured step depends on: turns, drafts to verify of each at most, and positions of the longest turn."""
+    """What a captured step depends on: turns, drafts to verify of each at most, positions of the longest turn.
+
+    `extras`: whether some turn may keep to a constraint or ask for log-probabilities.
+    """
 
     batch: int
     drafts: int
     tokens: int
+    extras: bool = False
 
     @property
     def rows(self) -> int:
@@ -60,7 +66,9 @@ def plan_step(config: ModelConfig, batch: int) -> list[Region]:
         "next": ("i32", (batch,)),
     }
     regions = [Region(f"step.{name}", kind, shape, "workspaces") for name, (kind, shape) in shapes.items()]
-    return regions + plan_results("decode", batch, config.dspark_block_size)
+    block = config.dspark_block_size
+    extras = [*plan_rules("decode", config, batch), *plan_ratings("decode", batch, block)]
+    return [*regions, *plan_results("decode", batch, block), *extras]
 
 
 class Decoder:
@@ -78,6 +86,7 @@ class Decoder:
         self.config, self.slots = model.config, model.caches.sizes.slots
         self.work, self.draft_work = Workspace(arena, "decode"), Workspace(arena, "draft")
         self.results = Results(arena, "decode")
+        self.rules, self.ratings = Rules(arena, "decode"), Ratings(arena, "decode")
         self.sides: Sides | None = None
 
     def queue(self, shape: StepShape, stream: int, observer: Observer | None = None) -> None:
@@ -89,11 +98,18 @@ class Decoder:
             rate = self.threshold > 0
             self.draft.propose(blocks, shape.batch, self["live_turns"], self["turn"], rate=rate)
         self._verify(shape, todo)
+        if shape.extras:
+            self._ask(shape, todo)
         self.model.forward(todo)
         self.model.head(todo)
+        if shape.extras:
+            self.ratings.rank(todo, shape.rows)
+            self.rules.apply(todo, **{name: self[name] for name in ("verified", "first")}, **self._batch(shape))
         sample_rows(todo, self.config.vocab_size, shape.rows, todo.work["live"], purpose=FOR_TOKENS)
         if shape.drafts:
             self._judge(shape, todo)
+        if shape.extras:
+            self._rate(shape, todo)
         self._advance(shape, todo)
         if self.draft is not None:
             self.draft.feed(todo, todo.work["feed_place"])
@@ -126,6 +142,21 @@ class Decoder:
             verified=self["verified"], first=self["first"], **rows, live_rows=work["live"], live=self["live_turns"],
             batch=shape.batch, turns=self.slots, rows=shape.rows, limit=shape.drafts, threshold=self.threshold,
         )  # fmt: skip
+
+    def _batch(self, shape: StepShape) -> dict[str, Array | int]:
+        return {"live": self["live_turns"], "batch": shape.batch}
+
+    def _ask(self, shape: StepShape, todo: Pass) -> None:
+        """Queue the step's question to the host."""
+        drafts = self.draft_work["picked"] if shape.drafts else None
+        turns = {"turn": self["turn"], "verified": self["verified"], "drafts": drafts}
+        self.rules.ask(todo, self.model.caches.sizes.ring_rows, **turns, **self._batch(shape))
+
+    def _rate(self, shape: StepShape, todo: Pass) -> None:
+        """Queue the log-probabilities of what was chosen."""
+        some = shape.drafts > 0
+        chosen = {"kept": self["kept"] if some else None, "next": self["next"] if some else todo.work["picked"]}
+        self.ratings.rate(todo, turn=self["turn"], first=self["first"], **chosen, **self._batch(shape))
 
     def _judge(self, shape: StepShape, todo: Pass) -> None:
         """Queue what is kept of each turn's drafts, and the token after them."""

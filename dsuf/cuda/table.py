@@ -234,6 +234,23 @@ def _tokens() -> list[Kernel]:
     ]
 
 
+def _extras() -> list[Kernel]:
+    def places(n: Names) -> int:
+        return n["batch"] * (n["block"] + 1)
+
+    return [
+        Kernel("ask_masks", "mask_logits", contract.ASK_MASKS, 1024, _once),
+        Kernel("await_masks", "mask_logits", contract.AWAIT_MASKS, 32, _once),
+        Kernel(
+            "mask_logits", "mask_logits", contract.MASK_LOGITS, 256, lambda n: (_blocks(n["words"], 256), places(n))
+        ),
+        Kernel("rank_logits", "rank_logits", contract.RANK_LOGITS, 512, _cluster_a_row),
+        Kernel(
+            "rate_tokens", "rank_logits", contract.RATE_TOKENS, 128, lambda n: (_blocks(places(n), 128), 1)
+        ),
+    ]  # fmt: skip
+
+
 def _peers() -> list[Kernel]:
     return [
         Kernel("announce_partial", "reduce_peers", contract.ANNOUNCE_PARTIAL, 32, _once),
@@ -246,7 +263,7 @@ def _peers() -> list[Kernel]:
     ]
 
 
-_GROUPS = (_quantisers, _latents, _projections, _streams, _experts, _caches, _drafts, _tokens, _peers)
+_GROUPS = (_quantisers, _latents, _projections, _streams, _experts, _caches, _drafts, _tokens, _extras, _peers)
 
 KERNELS: Mapping[str, Kernel] = {kernel.entry: kernel for group in _GROUPS for kernel in group()}
 """Every kernel by the name of its entry."""

@@ -29,6 +29,7 @@ def plan_turns(config: ModelConfig, sizes: CacheSizes) -> list[Region]:
         "temperature": ("f64", ()),
         "top_p": ("f64", ()),
         "seed": ("i64", ()),
+        "logprobs": ("i32", ()),
         "floors": ("i32", (4,)),
         "ids": ("i32", (sizes.ring_rows,)),
         "table": ("i32", (sizes.table_pages,)),
@@ -52,7 +53,8 @@ class Turns:
         facts = {
             "length": 0, "anchor": -1, "generated": 0, "max_tokens": sampling.max_tokens, "done": 0,
             "temperature": sampling.temperature, "top_p": sampling.top_p,
-            "seed": np.uint64(sampling.seed % 2**64).view(np.int64), "floors": np.zeros(4), "table": table,
+            "seed": np.uint64(sampling.seed % 2**64).view(np.int64),
+            "logprobs": -1 if sampling.logprobs is None else sampling.logprobs, "floors": np.zeros(4), "table": table,
             "write_table": table,
         }  # fmt: skip
         for name, value in facts.items():

@@ -99,8 +99,8 @@ def foresee_facts(settings: Settings, model: Model) -> EngineFacts:
         vocabulary=model.config.vocab_size,
         eos_id=model.vocabulary.eos_id,
         max_drafts=block,
-        constrains=name != "cuda",
-        logprobs=name != "cuda",
+        constrains=True,
+        logprobs=True,
     )
 
 
@@ -162,7 +162,7 @@ def _load_cuda(settings: Settings, model: Model, facts: EngineFacts, progress: C
         engram_on_host=settings.engram_on_host, rule=settings.draft_rule, confidence=settings.draft_confidence,
     )  # fmt: skip
     try:
-        return CudaEngine.load(model.directory, setup, settings.prefill, progress=count)
+        return CudaEngine.load(model.directory, setup, settings.prefill, open_mask=model.masks.open, progress=count)
     except DeviceError as error:
         raise CommandError(f"engine 'cuda': {error}") from error
 

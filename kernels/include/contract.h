@@ -625,4 +625,77 @@ struct AdvanceTurns {
   int32_t result_steps;
 };
 
+struct AskMasks {
+  const int32_t* turn;      // [batch]
+  const int32_t* length;    // [turns]
+  const int32_t* anchor;    // [turns]
+  const int32_t* ids;       // [turns, ring] tokens by position
+  const int32_t* drafts;    // [batch, block]; may be null
+  const int32_t* verified;  // [batch]; null: no drafts
+  const int32_t* ruled;     // [1] 0: no turn of the step keeps to a constraint, nothing is asked
+  int32_t* questions;       // [batch + 1, 4 + 2 * block]; see the kernel
+  int64_t* asked;           // [1] 1 + the number of the step whose questions are there, written last
+  const int64_t* step;      // [1] steps so far
+  const int32_t* live;      // turns
+  int32_t batch;            // at most 1024
+  int32_t turns;
+  int32_t ring;
+};
+
+struct AwaitMasks {
+  const int32_t* ruled;     // [1] as in AskMasks
+  const int64_t* answered;  // [1] 1 + the number of the step whose masks are there
+  int32_t* late;            // [1] 1: they did not come in time; left alone if they did
+  const int64_t* step;      // [1]
+  int32_t patience_us;
+};
+
+struct MaskLogits {
+  float* logits;            // [rows, vocabulary] in place
+  const int32_t* masks;     // [batch, block + 1, words] bits of allowed tokens, token 0 in the lowest bit of the first word
+  const int32_t* masked;    // [batch, block + 1] 0: any token may come
+  const int32_t* ruled;     // [1] as in AskMasks
+  const int32_t* verified;  // [batch]; null, with the next: a row a turn
+  const int32_t* first;     // [batch]
+  const int32_t* live;      // turns
+  int32_t batch;
+  int32_t vocabulary;
+  int32_t words;
+};
+
+struct RankLogits {
+  const float* logits;      // [rows, vocabulary]
+  const int32_t* row_slot;  // [rows]
+  const int32_t* logprobs;  // [turns] how many of the likeliest tokens a turn is told of; negative: nothing at all
+  double* total;            // [rows] log of the sum of e^logit
+  int32_t* likeliest;       // [result_steps, most_rows, 20]
+  float* likeliest_logprobs;  // [result_steps, most_rows, 20]
+  const int64_t* step;      // [1] steps so far
+  const int32_t* live;
+  int32_t rows;
+  int32_t turns;
+  int32_t vocabulary;
+  int32_t result_steps;
+  int32_t most_rows;
+};
+
+struct RateTokens {
+  const float* logits;      // [rows, vocabulary]
+  const double* total;      // [rows] from RankLogits
+  const int32_t* row_id;    // [rows] the anchor, then drafts
+  const int32_t* turn;      // [batch]
+  const int32_t* first;     // [batch]; null: a row a turn
+  const int32_t* kept;      // [batch] drafts kept; null: none
+  const int32_t* next;      // [batch] the token after them
+  const int32_t* logprobs;  // [turns] as in RankLogits
+  float* chosen_logprobs;   // [result_steps, most_rows]
+  const int64_t* step;      // [1]
+  const int32_t* live;      // turns
+  int32_t batch;
+  int32_t turns;
+  int32_t vocabulary;
+  int32_t result_steps;
+  int32_t most_rows;
+};
+
 }  // namespace dsuf

@@ -1,6 +1,8 @@
 """Drives an engine by hand: turns from prompts, greedy runs, and the bytes that they leave."""
 
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 
 import numpy as np
@@ -10,16 +12,58 @@ from dsuf.cuda.arena import read_array
 from dsuf.cuda.caches import PAGE_TOKENS
 from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Machine
-from dsuf.types import PrefillRange, Prompt, Sampling, StepPlan, StepResult, Turn
+from dsuf.types import Allowed, Constraint, PrefillRange, Prompt, Sampling, StepPlan, StepResult, Turn
 
 _NUMBERS = count()
 
 
-def make_turn(ids: Sequence[int] | NDArray[np.int64], max_tokens: int, **sampling: float) -> Turn:
+class ThirdMask:
+    """Allows a third of all tokens at each place, which one depends on all tokens before; `pause_s` is its time.
+
+    Behind `most` tokens nothing but `end` may come, which is a fault.
+    """
+
+    threads = ThreadPoolExecutor(4)
+
+    def __init__(self, vocabulary: int, *, pause_s: float = 0.0, most: int = 1 << 30, end: int = 1) -> None:
+        self.vocabulary, self.pause_s, self.most, self.end = vocabulary, pause_s, most, end
+        self.taken: list[int] = []
+
+    def ask(self, ids: Sequence[int], drafts: Sequence[int]) -> "Future[Allowed]":
+        """See `dsuf.types.Mask`."""
+        return self.threads.submit(self._answer, list(ids), list(drafts))
+
+    def _answer(self, ids: list[int], drafts: list[int]) -> Allowed:
+        time.sleep(self.pause_s)
+        for token in ids:
+            assert self._find(self.taken)[token], "a token was taken that may not come"
+            self.taken.append(token)
+        rows = [self._find(self.taken)]
+        for i, token in enumerate(drafts):
+            if not rows[-1][token] or token == self.end:
+                break
+            rows.append(self._find([*self.taken, *drafts[: i + 1]]))
+        packed = [np.packbits(np.pad(row, (0, -len(row) % 32)), bitorder="little").tobytes() for row in rows]
+        return Allowed(tuple(packed), "enough was said" if len(self.taken) >= self.most else None)
+
+    def _find(self, taken: list[int]) -> NDArray[np.bool_]:
+        tokens = np.arange(self.vocabulary)
+        if len(taken) >= self.most:
+            return tokens == self.end
+        return (tokens + 7 * sum(taken) + len(taken)) % 3 == 0
+
+
+RULE = Constraint(grammar="a third")
+
+
+def make_turn(
+    ids: Sequence[int] | NDArray[np.int64], max_tokens: int, constraint: Constraint | None = None, **sampling: float
+) -> Turn:
     """A turn, greedy unless told otherwise."""
     chosen = {"temperature": 0.0, "top_p": 1.0, "seed": 1} | sampling
     prompt = Prompt(ids=tuple(int(token) for token in ids))
-    return Turn(id=f"turn-{next(_NUMBERS)}", prompt=prompt, sampling=Sampling(max_tokens=max_tokens, **chosen))
+    told = Sampling(max_tokens=max_tokens, **chosen)
+    return Turn(id=f"turn-{next(_NUMBERS)}", prompt=prompt, sampling=told, constraint=constraint)
 
 
 def count_pages(turn: Turn) -> int:

@@ -6,6 +6,7 @@ that is wrong, missing or another turn's changes the reply.
 """
 
 import ctypes
+import time
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +151,7 @@ class ToyKernels:
 
     def __init__(self, config: ModelConfig, machine_arena: HostArena) -> None:
         self.config, self.arena, self.runs = config, machine_arena, True
+        self.allowed: dict[int, NDArray[np.uint8]] = {}
 
     def launch(self, entry: str, stream: int = 0, **values: Any) -> None:
         """Run the launch if the toy knows how."""
@@ -202,7 +204,7 @@ class ToyKernels:
         record[0, 0] = count
         for place, slot in enumerate(turn[:count]):
             length = int(rest["length"][slot]) + fed
-            token = next_token(self._stored(int(slot), length), self.config.vocab_size)
+            token = self._choose(place, next_token(self._stored(int(slot), length), self.config.vocab_size))
             ended = 1 if token == rest["eos_id"] else 0
             rest["generated"][slot] += not ended
             if not ended and rest["generated"][slot] >= rest["max_tokens"][slot]:
@@ -210,8 +212,51 @@ class ToyKernels:
             rest["length"][slot], rest["anchor"][slot], rest["done"][slot] = length, token, ended
             record[place + 1, :RECORD_HEAD] = slot, int(ended != 1), ended, 0, 0, length
             record[place + 1, RECORD_HEAD] = token
+        self.allowed.clear()
         step[0] = number + 1
         sequence[number % RESULT_STEPS] = number + 1
+
+    def _choose(self, place: int, token: int) -> int:
+        """`token`, or the next one that may come for the turn at `place` of the step."""
+        if place not in self.allowed:
+            return token
+        return int((token + np.argmax(np.roll(self.allowed[place], -token))) % len(self.allowed[place]))
+
+    def _ask_masks(self, turn: Any, length: Any, anchor: Any, ids: Any, live: Any, **rest: Any) -> None:
+        block, questions = self.config.dspark_block_size, rest["questions"]
+        if not rest["ruled"][0]:
+            return
+        questions[0, 0] = live[0]
+        for place, slot in enumerate(turn[: live[0]]):
+            at = np.arange(length[slot] - block, length[slot])
+            last = np.where(at >= 0, ids[slot, at % rest["ring"]], -1)
+            questions[place + 1] = [slot, length[slot], 0, *last, anchor[slot], *[-1] * block]
+        rest["asked"][0] = rest["step"][0] + 1
+
+    def _await_masks(self, ruled: Any, answered: Any, late: Any, step: Any, patience_us: int) -> None:
+        deadline = time.monotonic() + patience_us / 1e6
+        while ruled[0] and answered[0] < step[0] + 1 and not late[0]:
+            late[0] = time.monotonic() > deadline
+            time.sleep(0.0001)
+
+    def _mask_logits(self, masks: Any, masked: Any, ruled: Any, live: Any, vocabulary: int, **rest: Any) -> None:
+        for place in range(live[0] if ruled[0] else 0):
+            if masked[place, 0]:
+                self.allowed[place] = np.unpackbits(masks[place, 0].view(np.uint8), count=vocabulary, bitorder="little")
+
+    def _rank_logits(self, row_slot: Any, logprobs: Any, live: Any, **rest: Any) -> None:
+        """The likeliest tokens of a row are as many from the turn's length on, each less likely by one."""
+        at = rest["step"][0] % RESULT_STEPS
+        length = view_host(self.arena["turns.length"])
+        for row, slot in enumerate(row_slot[: live[0]]):
+            for i in range(logprobs[slot]):
+                rest["likeliest"][at, row, i], rest["likeliest_logprobs"][at, row, i] = length[slot] + i, -i
+
+    def _rate_tokens(self, turn: Any, live: Any, logprobs: Any, chosen_logprobs: Any, step: Any, **rest: Any) -> None:
+        length = view_host(self.arena["turns.length"])
+        for row, slot in enumerate(turn[: live[0]]):
+            if logprobs[slot] >= 0:
+                chosen_logprobs[step[0] % RESULT_STEPS, row] = -length[slot] / 8
 
 
 def next_token(stored: NDArray[np.uint8], vocabulary: int) -> int:

@@ -30,17 +30,21 @@ def make_machine(config: ModelConfig, **changes: object) -> tuple[Machine, Paper
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(("batch", "drafts"), [(1, 0), (6, 0), (1, 5), (4, 2), (6, 5)])
 @pytest.mark.parametrize("confidence", [0.0, 0.5])
-def test_step(name: str, batch: int, drafts: int, confidence: float) -> None:
+@pytest.mark.parametrize("extras", [False, True])
+def test_step(name: str, batch: int, drafts: int, confidence: float, extras: bool) -> None:
     """A decode step of every size; the draft head runs only where there are drafts to make."""
     machine, kernels = make_machine(CONFIGS[name], confidence=confidence)
     drafts = drafts if machine.draft else 0
-    machine.decoder.queue(StepShape(batch, drafts, 4096), 0)
+    machine.decoder.queue(StepShape(batch, drafts, 4096, extras), 0)
     count = Counter(entry for entry, _ in kernels.launches)
     config = machine.config
     assert count["attend_sparse"] == config.n_layers + (config.n_mtp_layers if drafts else 0)
     assert count["add_markov"] == (config.dspark_block_size if drafts else 0)
     assert count["rate_drafts"] == int(drafts > 0 and confidence > 0)
     assert count["advance_turns"] == 1
+    entries = [entry for entry, _ in kernels.launches]
+    order = ["ask_masks", "rank_logits", "await_masks", "mask_logits", "rate_tokens"]
+    assert [entry for entry in entries if entry in order] == (order if extras else [])
     indexed = len(config.index_source_layers)
     assert count["score_index"] == count["select_rows"] == indexed
 

@@ -31,8 +31,9 @@ from dsuf.cuda.streams import Handle
 from dsuf.errors import DeviceError
 from dsuf.types import Sampling
 from tests.cuda.conftest import GOLDEN
-from tests.cuda.drive import generate
+from tests.cuda.drive import RULE, ThirdMask, generate, make_turn
 from tests.cuda.paper import PaperArena, PaperKernels
+from tests.cuda.test_constraints import ids_of, run_turns
 from tests.cuda.test_engine import Watcher, row_errors
 
 STRIDE = 1 << 44
@@ -73,10 +74,13 @@ def make_paper(
     ("name", "ranks"), [("embedded", 2), ("embedded", 4), ("nano", 2), ("released", 2), ("released", 4)]
 )
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_every_rank_has_its_own(name: str, ranks: int, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("extras", [False, True])
+def test_every_rank_has_its_own(
+    name: str, ranks: int, drafts: int, extras: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step is the same launches for each rank, with arrays of its own alone; sums and gathers wait for everybody."""
     machine, kernels, _ = make_paper(CONFIGS[name], ranks, monkeypatch)
-    machine.decoder.queue(StepShape(2, drafts, 1024), 7)
+    machine.decoder.queue(StepShape(2, drafts, 1024, extras), 7)
     by_rank: list[list[str]] = [[] for _ in range(ranks)]
     for entry, values in kernels.launches:
         places = {a.pointer // STRIDE for n, a in values.items() if isinstance(a, Array)}
@@ -88,6 +92,9 @@ def test_every_rank_has_its_own(name: str, ranks: int, drafts: int, monkeypatch:
     count = {entry: by_rank[1].count(entry) for entry in set(by_rank[1])}
     choices = count["sample_rows"] + count.get("judge_drafts", 0)
     assert count["gather_peers"] == count["sample_rows"] == 1 + (machine.config.dspark_block_size if drafts else 0)
+    if extras:  # what is ruled out stays ruled out
+        order = [entry for entry in by_rank[1] if entry in ("rank_logits", "mask_logits", "gather_peers")]
+        assert order[-3:] == ["gather_peers", "rank_logits", "mask_logits"]
     assert count["follow"] == choices + count.get("judge_drafts", 0)
     assert count["reduce_peers"] == sum(count[entry] for entry in SUMMED)
     assert count["announce_partial"] == count["gather_peers"] + count["reduce_peers"] + choices
@@ -348,3 +355,20 @@ def test_ranks_agree_with_themselves(pair: tuple[Machine, Machine], prompts: lis
     assert generate(engine, prompts, 24, chunk=7) == tokens
     assert generate(CudaEngine(many, "weights", "exact", captures=False), prompts, 24, drafts=3) == tokens
     assert [generate(engine, [prompt], 24)[0] for prompt in prompts] == tokens
+
+
+def test_a_rule_over_ranks(pair: tuple[Machine, Machine], prompts: list[NDArray[np.int64]]) -> None:
+    """Ranks keep to it as one, and drafts change neither tokens nor log-probabilities."""
+    many, _ = pair
+    vocabulary, eos_id = many.config.vocab_size, many.config.eos_token_id
+    engine = CudaEngine(many, "weights", "exact", open_mask=lambda constraint: ThirdMask(vocabulary, end=eos_id))
+    said = []
+    for drafts in (0, engine.facts.max_drafts):
+        turns = [make_turn(ids, 20, RULE if i % 2 else None, logprobs=3) for i, ids in enumerate(prompts)]
+        found = run_turns(engine, turns, drafts, 1)
+        rated = [one for results in found for result in results for one in result.logprobs]
+        said.append(([ids_of(results) for results in found], rated))
+    plain, drafted = said
+    assert plain == drafted
+    for ids in plain[0][1::2]:
+        assert all(ThirdMask(vocabulary)._find(ids[:at])[token] for at, token in enumerate(ids))

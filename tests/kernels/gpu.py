@@ -21,7 +21,7 @@ except ImportError:
     cupy = None
 
 F32 = NDArray[np.float32]
-DTYPES = {"bf16": np.uint16, "u8": np.uint8, "f32": np.float32, "i32": np.int32, "i64": np.int64}
+DTYPES = {"bf16": np.uint16, "u8": np.uint8, "f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64}
 
 
 def missing() -> str:

@@ -20,9 +20,10 @@ def take(ids: tuple[int, ...], prompt: int, generated: int, max_tokens: int, len
     cache.truncate = lambda to: setattr(cache, "length", to)
     sampling = Sampling(temperature=0, top_p=1, seed=0, max_tokens=max_tokens)
     turn = SimpleNamespace(
-        turn=SimpleNamespace(id="t", sampling=sampling), ids=[0] * prompt, generated=generated, waiting=-1, cache=cache
-    )
-    return engine._take(turn, ids, 0), cache.length, turn.waiting, turn.generated
+        turn=SimpleNamespace(id="t", sampling=sampling), ids=[0] * prompt, generated=generated, waiting=-1,
+        cache=cache, masking=None,
+    )  # fmt: skip
+    return engine._take(turn, ids, 0, ()), cache.length, turn.waiting, turn.generated
 
 
 @pytest.mark.parametrize("fed", [0, 1])

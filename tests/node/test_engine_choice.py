@@ -12,6 +12,7 @@ from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Setup
 from dsuf.errors import CommandError, DeviceError
 from dsuf.node import engines
+from dsuf.types import OpenMask
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,10 @@ def test_settings_reach_the_engine(monkeypatch: pytest.MonkeyPatch, model: engin
     layers: list[int] = []
     total = engines.sum_weights(model.config)
 
-    def load(directory: Path, setup: Setup, prefill: str, *, progress: Callable[[int], None]) -> str:
+    def load(
+        directory: Path, setup: Setup, prefill: str, *, open_mask: OpenMask, progress: Callable[[int], None]
+    ) -> str:
+        assert open_mask == model.masks.open
         seen.append((directory, setup, prefill))
         progress(total // 2)
         progress(total - total // 2)

@@ -1,0 +1,170 @@
+"""The masks that steps on the device ask for: a thread that looks for questions and writes the answers.
+
+It touches pinned memory alone, never the device's interface, so that a device that waits for it can never be what it
+waits for. A question is there when its step has drafted; the layers run while it is answered. A step that waits in
+vain goes on after a time (`rules`), and the engine fails then, as it does when a mask cannot be made.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import numpy as np
+
+from dsuf.cuda.arena import Arena
+from dsuf.cuda.masking import Masking
+from dsuf.cuda.rules import QUESTION_HEAD
+from dsuf.errors import DeviceError, EngineFailed
+from dsuf.types import Allowed
+
+POLL_S = 0.00005
+WORD = np.dtype("<i4")
+
+
+class Expected(NamedTuple):
+    """A question that step `step` of a pipeline will ask, with the masks of its turns by slot."""
+
+    step: int
+    maskings: Mapping[int, Masking]
+
+
+class Asked(NamedTuple):
+    """What was asked for the turn at `place` of a step."""
+
+    place: int
+    masking: Masking
+    answer: "Future[Allowed]"
+
+
+class Line:
+    """The questions of one pipeline, in their order; `first` where a turn has no token yet."""
+
+    def __init__(self, arena: Arena, pipeline: str, *, first: bool) -> None:
+        names = ("questions", "asked", "masks", "masked", "answered", "late")
+        self._questions, self._asked, self._masks, self._masked, self._answered, self._late = (
+            arena.host(f"{pipeline}.{name}") for name in names
+        )
+        self._first = first
+        self._expected: deque[Expected] = deque()
+        self._open: list[Asked] | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether a question is still to be answered."""
+        return bool(self._expected)
+
+    @property
+    def late(self) -> bool:
+        """Whether a step did not get its answer in time."""
+        return bool(self._late[0])
+
+    def expect(self, expected: Expected) -> None:
+        """A step with a question has been, or will at once be, launched."""
+        self._expected.append(expected)
+
+    def go_on(self) -> bool:
+        """Do what can be done without waiting; whether that was anything."""
+        if not self._expected:
+            return False
+        expected = self._expected[0]
+        if self._open is None:
+            if self._asked[0] != expected.step + 1:
+                return False
+            self._open = self._ask(expected.maskings)
+        if not all(asked.answer.done() for asked in self._open):
+            return False
+        self._write(self._open)
+        self.release()
+        return True
+
+    def release(self) -> None:
+        """Let the step of the oldest question go on."""
+        self._answered[0] = self._expected[0].step + 1
+        self._expected.popleft()
+        self._open = None
+
+    def forgo(self) -> None:
+        """Rule nothing out, whatever is asked from now on: the engine has failed."""
+        self._masked[:] = 0
+        while self._expected:
+            self.release()
+
+    def _ask(self, maskings: Mapping[int, Masking]) -> list[Asked]:
+        block = self._masks.shape[1] - 1
+        asked = []
+        for place in range(int(self._questions[0, 0])):
+            row = self._questions[place + 1].tolist()
+            (slot, length, verified), tokens = row[:QUESTION_HEAD], row[QUESTION_HEAD:]
+            masking = maskings.get(slot)
+            if masking is None:
+                continue
+            if not self._first:
+                masking.follow(length, tokens[: block + 1])
+            asked.append(Asked(place, masking, masking.ask(tokens[block + 1 : block + 1 + verified])))
+        return asked
+
+    def _write(self, asked: list[Asked]) -> None:
+        self._masked[:] = 0
+        for place, masking, answer in asked:
+            allowed = answer.result()
+            masking.fault = allowed.fault
+            for i, row in enumerate(allowed.rows):  # behind a draft that may not come there are none
+                if row is not None:
+                    self._masks[place, i], self._masked[place, i] = np.frombuffer(row, WORD), 1
+
+
+class Answers:
+    """Answers the questions of all pipelines."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._lines = {"decode": Line(arena, "decode", first=False), "prefill": Line(arena, "prefill", first=True)}
+        self._waking = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._failure: Exception | None = None
+
+    def expect(self, pipeline: str, step: int, maskings: Mapping[int, Masking]) -> None:
+        """Step `step` of `pipeline` is about to be launched, and will ask for these masks by slot."""
+        with self._waking:
+            self._lines[pipeline].expect(Expected(step, maskings))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="cuda-masks", daemon=True)
+                self._thread.start()
+            self._waking.notify()
+
+    def check(self) -> None:
+        """Raise `EngineFailed` or `DeviceError` if an answer could not be found, or came too late."""
+        if self._failure is not None:
+            raise EngineFailed(f"A mask could not be made: {self._failure}.")
+        if self._thread is not None and any(line.late for line in self._lines.values()):
+            raise DeviceError("a step did not get its masks in time")
+
+    def close(self) -> None:
+        """End the thread; nothing is asked any more."""
+        with self._waking:
+            self._closing = True
+            self._waking.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        lines = tuple(self._lines.values())
+        while self._wait():
+            try:
+                done = [line.go_on() for line in lines]
+            except Exception as error:  # whatever it is, the device must not wait for it
+                self._failure = error
+            if self._failure is not None:
+                for line in lines:
+                    line.forgo()
+            elif not any(done):
+                time.sleep(POLL_S)
+
+    def _wait(self) -> bool:
+        """Sleep while nothing is asked; False at the end."""
+        with self._waking:
+            self._waking.wait_for(lambda: self._closing or any(line.waits for line in self._lines.values()))
+            return not self._closing

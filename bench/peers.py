@@ -60,7 +60,13 @@ class Member:
         words = cupy.asarray([member.arrived.data.ptr for member in all_members], cupy.int64)
         tables = [cupy.asarray([member.parts[i].data.ptr for member in all_members], cupy.int64) for i in range(2)]
         self.held = words, tables
-        sizes = {"rows": self.rows, "width": CONFIG.dim, "ranks": len(all_members), "patience_us": PATIENCE_US}
+        sizes = {
+            "first": 0,
+            "rows": self.rows,
+            "width": CONFIG.dim,
+            "ranks": len(all_members),
+            "patience_us": PATIENCE_US,
+        }
         cupy.cuda.Device(self.index).synchronize()
         self.stream.begin_capture()
         for number in range(CHAIN):
@@ -70,7 +76,7 @@ class Member:
             )  # fmt: skip
             self.kernels.launch(
                 "reduce_peers", self.stream.ptr, partials=tables[number % 2], arrived=self.arrived, epoch=self.epoch,
-                out=self.out, missing=self.missing, live=self.live, **sizes,
+                out=self.out, missing=self.missing, live=self.live, first=0, **sizes,
             )  # fmt: skip
         self.graph = self.stream.end_capture()
 

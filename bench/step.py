@@ -73,7 +73,7 @@ class LocalPeers:
         self.kernels.launch("announce_partial", stream, arrived=self.words, epoch=self.epoch, rank=0, ranks=RANKS)
         self.kernels.launch(
             "reduce_peers", stream, partials=self.tables[part.pointer], arrived=self.arrived[0], epoch=self.epoch,
-            out=self.result, missing=self.missing, live=live, rows=rows, width=width, ranks=RANKS,
+            out=self.result, missing=self.missing, live=live, first=0, rows=rows, width=width, ranks=RANKS,
             patience_us=1_000_000,
         )  # fmt: skip
         self.launched += 2

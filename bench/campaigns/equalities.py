@@ -26,7 +26,7 @@ from bench.report import Row, publish
 from dsuf.checkpoint.synthetic import ensure_embedded
 from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Machine, Setup
-from dsuf.cuda.ranks import load_ranks
+from dsuf.cuda.rank_loader import load_ranks
 from tests.cuda.drive import generate, read_caches
 
 SETUP = Setup(context_tokens=4096, max_turns=8)

@@ -39,7 +39,7 @@ from bench.report import Row, publish
 from dsuf.checkpoint.synthetic import ensure_embedded
 from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Machine, Setup
-from dsuf.cuda.ranks import load_ranks
+from dsuf.cuda.rank_loader import load_ranks
 from dsuf.reference.loader import load_model
 from dsuf.reference.model import Model
 from dsuf.types import PrefillRange, Prompt, Sampling, StepPlan, Turn

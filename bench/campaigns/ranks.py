@@ -34,7 +34,8 @@ from dsuf.cuda.devices import open_devices
 from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.kernels import Device
 from dsuf.cuda.machine import Machine, Setup
-from dsuf.cuda.ranks import PATIENCE_US, RankedKernels, load_ranks
+from dsuf.cuda.rank_loader import load_ranks
+from dsuf.cuda.ranks import PATIENCE_US, RankedKernels
 from dsuf.cuda.streams import handle_on
 from dsuf.types import PrefillRange, StepPlan, StepResult, Turn
 from tests.cuda.drive import count_pages, generate, make_turn

@@ -3,8 +3,9 @@
 From the bottom: `driver`, `toolchain`, `contract`, `table`, `kernels` (one launch); `arena`, `weights`, `caches`,
 `turns`, `workspace`, `constants` (all memory, planned by name before any is taken); `launches` (one pass), `attention`,
 `moe`, `block`, `model`, `draft`, `ends`, `step`, `prefill` (what a pass is made of); `streams`, `graphs`, `results`,
-`states`, `pages` (how it runs, and what leaves the device); `machine`, `launcher`, `engine`. `plan`, `budget`, `group`
-and `ranks` say what several GPUs would hold, and run one model on ranks; `devices` opens several GPUs.
+`states`, `pages` (how it runs, and what leaves the device); `machine`, `launcher`, `engine`. `plan`, `budget` and
+`group` say what several GPUs would hold; `ranks`, `split` and `rank_loader` run one model on ranks; `devices` opens
+several GPUs.
 
 Imports `types`, `config`, `errors`, `observe` and `checkpoint`; never `reference`, which tests and `golden` alone
 compare with. cuda-python is optional: without it, without a driver or without nvcc a command says in one line what is
@@ -24,5 +25,7 @@ missing. Decided here:
 - Ranks with GPUs of their own are driven by the one thread: a stream is one on each GPU, a captured pass a graph on
   each, and they meet in each other's memory alone. Ranks that share a GPU share its streams: with their own, launches
   that wait for their inputs could take all the room that those need which they wait for.
+- Ranks divide the rows of a prefill among them for all that a rank does to a row alone, and gather what needs all rows:
+  the launches of a pass are the same, `split` says which of them go to a share. No bit changes.
 - Pages that were there before a turn are left out of the table through which it writes: shared rows stay as they are.
 """

@@ -7,6 +7,7 @@ without a shape is to a store whose size only its owner knows.
 
 import ctypes
 from collections.abc import Mapping
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 from dsuf.errors import CommandError
@@ -45,6 +46,14 @@ class Params:
     def offsets(self) -> dict[str, int]:
         """Bytes from the start of the struct to each field."""
         return {field.name: getattr(self.ctype, field.name).offset for field in self.fields}
+
+    def row_bytes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Bytes of a row of each array that has a row for each of the launch's."""
+        each = {}
+        for field in self.fields:
+            if field.shape and field.shape[0] == "rows":
+                each[field.name] = prod(_factor(f, sizes) for f in field.shape[1:]) * int(_DTYPES[field.kind][2:])
+        return each
 
     def pack(
         self, values: Mapping[str, DeviceArray | int | float | None], sizes: Mapping[str, int]
@@ -250,12 +259,16 @@ PICK_TOKENS = Params(
 )  # fmt: skip
 ANNOUNCE_PARTIAL = Params("AnnouncePartial", arrived="*i64 ranks", epoch="*i32 1", rank="i32", ranks="i32")
 REDUCE_PEERS = Params(
-    "ReducePeers", partials="*i64 ranks", arrived="*i32 ranks", epoch="*i32 1", out="*bf16 rows width",
-    missing="*i32 1", **_LIVE, rows="i32", width="i32", ranks="i32", patience_us="i32",
+    "ReducePeers", partials="*i64 ranks", arrived="*i32 ranks", epoch="*i32 1", out="*bf16 first+rows width",
+    missing="*i32 1", **_LIVE, first="i32", rows="i32", width="i32", ranks="i32", patience_us="i32",
 )  # fmt: skip
 GATHER_PEERS = Params(
     "GatherPeers", partials="*i64 ranks", arrived="*i32 ranks", epoch="*i32 1", out="*f32 rows ranks width",
     missing="*i32 1", **_LIVE, rows="i32", width="i32", ranks="i32", patience_us="i32",
+)  # fmt: skip
+GATHER_ROWS = Params(
+    "GatherRows", tables="*i64 count 8", row_bytes="*i64 count", arrived="*i32 ranks", epoch="*i32 1", missing="*i32 1",
+    rows="i32", count="i32", rank="i32", ranks="i32", patience_us="i32",
 )  # fmt: skip
 _ROW = {"row_slot": "*i32 rows", "row_position": "*i32 rows", "row_id": "*i32 rows"}
 PLACE_ROWS = Params(

@@ -5,7 +5,7 @@ from every position, and every layer on the last window of the prompt alone, wit
 begins. That last pass runs the encoder again on positions that an earlier one had: the same numbers in the same places.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,8 +55,32 @@ def _cut(kind: PassKind, start: int, stop: int, most: int) -> list[Part]:
     return [Part(kind, first, min(first + most, stop)) for first in range(start, stop, most)]
 
 
+class SplitPass(Kernels):
+    """Launches one pass whose rows are divided among ranks."""
+
+    def finish(self, stream: int, *names: str) -> None:
+        """Queue that all ranks have all rows of the arrays `names`."""
+        raise NotImplementedError
+
+
+class Split(Protocol):
+    """Divides the rows of passes among ranks."""
+
+    def put_live(self, rows: int, stream: int) -> None:
+        """Say how many rows the next pass has."""
+
+    def begin(self, rows: int) -> SplitPass | None:
+        """What launches a pass of up to `rows` rows; None where it is not to be divided."""
+
+    def beside(self, sides: Sides | None) -> Sides | None:
+        """The side streams of such a pass."""
+
+
 class Prefiller:
-    """Queues passes over the rows of one turn, and first tokens; with `sides` parts of a pass run beside each other."""
+    """Queues passes over the rows of one turn, and first tokens; with `sides` parts of a pass run beside each other.
+
+    With `split` ranks divide the rows among them; the results are the same, to the bit.
+    """
 
     def __init__(
         self, arena: Arena, kernels: Kernels, model: Model, draft: Draft | None, turns: Turns, *, eos_id: int
@@ -65,6 +89,7 @@ class Prefiller:
         self.eos_id, self.work, self.results = eos_id, Workspace(arena, "prefill"), Results(arena, "prefill")
         self.rules, self.ratings = Rules(arena, "prefill"), Ratings(arena, "prefill")
         self.sides: Sides | None = None
+        self.split: Split | None = None
 
     def put_rows(self, slot: int, start: int, ids: NDArray[np.int64], stream: int) -> None:
         """Say whose rows the next pass has: positions of the turn in `slot` from `start` on, with their tokens."""
@@ -75,10 +100,21 @@ class Prefiller:
         }  # fmt: skip
         for name, values in facts.items():
             write_array(self.work[name], values, stream)
+        if self.split is not None:
+            self.split.put_live(rows, stream)
 
     def queue(self, kind: PassKind, rows: int, tokens: int, stream: int, observer: Observer | None = None) -> None:
         """Queue a pass over up to `rows` rows of a turn of up to `tokens` positions."""
         todo = self._pass(self.work, rows, tokens, stream, observer)
+        # An observer looks at all rows of everything.
+        divided = self.split.begin(rows) if self.split is not None and observer is None else None
+        if self.split is not None and divided is not None:
+            todo.kernels, todo.sides = divided, self.split.beside(self.sides)
+        self._run(kind, todo)
+        if divided is not None:
+            divided.finish(stream, *(("streams", "ffn.pre") if kind == "forward" else ()))
+
+    def _run(self, kind: PassKind, todo: Pass) -> None:
         if kind == "encode":
             self.model.encode(todo)
             return

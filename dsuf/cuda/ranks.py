@@ -16,27 +16,18 @@ sums themselves are not (about 0.3 % of a row's length), and quantisers and choi
 imitated the parts of eight would have to keep eight roundings of every expert's output, which the model has not.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from dsuf.checkpoint.config import ModelConfig, load_config
-from dsuf.checkpoint.engram import EngramHash
-from dsuf.checkpoint.shards import Checkpoint
-from dsuf.checkpoint.token_map import TokenMap
-from dsuf.cuda.arena import Arena, Array, Region, free_bytes, view_host, write_array
-from dsuf.cuda.constants import write_constants
+from dsuf.checkpoint.config import ModelConfig
+from dsuf.cuda.arena import Arena, Array, Region, view_host, write_array
 from dsuf.cuda.contract import DeviceArray
-from dsuf.cuda.devices import synchronize
-from dsuf.cuda.group import MAX_RANKS, check_ranks, rank_config, split_tensors
+from dsuf.cuda.group import MAX_RANKS
 from dsuf.cuda.kernels import Device, Kernels
-from dsuf.cuda.machine import RESERVED_BYTES, Machine, Setup, build_kernels, count_pages, plan_regions, plan_sizes
-from dsuf.cuda.streams import handle_on, make_each
-from dsuf.cuda.weights import arrange_experts, load_weights, plan_weights
+from dsuf.cuda.machine import Setup, plan_regions
+from dsuf.cuda.streams import handle_on
 from dsuf.errors import DeviceError
 
 SUMMED = ("project_fp8_o", "combine_experts", "project_fp8_engram")
@@ -137,10 +128,14 @@ class RankedKernels(Kernels):
     def launch(self, entry: str, stream: int = 0, **values: DeviceArray | int | float | None) -> None:
         """As `Kernels.launch`."""
         try:
-            self._launch(entry, stream, values)
+            self.launch_all(entry, stream, values)
         finally:
-            if self._devices:
-                self._devices[0].use()
+            self.settle()
+
+    def settle(self) -> None:
+        """Make the first rank's device the current one again."""
+        if self._devices:
+            self._devices[0].use()
 
     def check(self) -> None:
         """Raise `DeviceError` if a rank was ever waited for in vain."""
@@ -149,9 +144,10 @@ class RankedKernels(Kernels):
                 if missing[0]:
                     raise DeviceError(f"rank {rank} did not hear of rank {missing[0] - 1} in time")
 
-    def _launch(self, entry: str, stream: int, values: Values) -> None:
+    def launch_all(self, entry: str, stream: int, values: Values) -> None:
+        """Queue `entry` for all ranks, and what brings together what each has a part of; any device may be current."""
         if entry in SUMMED:
-            self._sum(entry, stream, values)
+            self.sum_up(entry, stream, values)
         elif entry == "project_bf16_dim" and _address(values["weight"]) == self._arena["head.weight"].pointer:
             self._project_slice(entry, stream, values)
         elif entry == "add_markov":
@@ -159,20 +155,22 @@ class RankedKernels(Kernels):
                 "logits": self._meet(stream)["slices"],
                 "vocabulary": self._config.vocab_size // self.ranks,
             }
-            self._each(entry, stream, {**values, **logits})
+            self.launch_each(entry, stream, {**values, **logits})
         else:
             if entry in ("rank_logits", "sample_rows"):
                 self._gather(entry, stream, values["logits"])
-            self._each(entry, stream, values)
+            self.launch_each(entry, stream, values)
             if entry in CHOICES:
                 self._follow(stream, [values[name] for name in CHOICES[entry]])
 
-    def _each(self, entry: str, stream: int, values: Values, ranks: Iterable[int] | None = None) -> None:
+    def launch_each(self, entry: str, stream: int, values: Values, ranks: Iterable[int] | None = None) -> None:
+        """Queue `entry` for `ranks`, for all without any, each with its own arrays."""
         for rank in range(self.ranks) if ranks is None else ranks:
             own = {name: value.on(rank) if isinstance(value, Array) else value for name, value in values.items()}
-            self._launch_on(rank, entry, stream, own)
+            self.launch_on(rank, entry, stream, own)
 
-    def _launch_on(self, rank: int, entry: str, stream: int, values: Values) -> None:
+    def launch_on(self, rank: int, entry: str, stream: int, values: Values) -> None:
+        """Queue `entry` for one rank with these arrays."""
         place = rank if self._devices else 0
         if self._devices:
             self._devices[place].use()
@@ -186,13 +184,18 @@ class RankedKernels(Kernels):
             self._by_stream[stream] = self._peers[len(self._by_stream)]
         return self._by_stream[stream]
 
-    def _sum(self, entry: str, stream: int, values: Values) -> None:
+    def sum_up(self, entry: str, stream: int, values: Values, share: int = 0) -> None:
+        """Queue `entry` and the sum over ranks of its `out`: of all rows, or on each rank of its `share` of them."""
         peers, rows = self._meet(stream), values["rows"]
         width = values.get("n", self._config.dim)
-        assert isinstance(rows, int) and isinstance(width, int)
+        assert isinstance(rows, int) and isinstance(width, int) and isinstance(values["out"], Array)
         part, partials = peers.next_part(rows, width)
-        self._each(entry, stream, {**values, "out": part})
-        self._bring_together("reduce_peers", stream, partials, values["out"], rows, width, values["live"])
+        self.launch_each(entry, stream, {**values, "out": part})
+        self.announce(stream)
+        sizes = {"rows": share or rows, "width": width, "ranks": self.ranks}
+        common = {**self.met(stream), "partials": partials, "out": values["out"], "live": values["live"], **sizes}
+        for rank in range(self.ranks):
+            self.launch_each("reduce_peers", stream, {**common, "first": rank * share}, (rank,))
 
     def _project_slice(self, entry: str, stream: int, values: Values) -> None:
         """Each rank's slice of the logits, which stay apart until a choice is made of them."""
@@ -200,7 +203,7 @@ class RankedKernels(Kernels):
         assert isinstance(rows, int) and isinstance(live, Array)
         self._slice_rows[_address(logits)] = rows, live
         own: dict[str, Value] = {"out": self._meet(stream)["slices"], "n": self._config.vocab_size // self.ranks}
-        self._each(entry, stream, {**values, **own})
+        self.launch_each(entry, stream, {**values, **own})
 
     def _gather(self, entry: str, stream: int, logits: DeviceArray | float | None) -> None:
         """Put the slices together for `entry`; a choice takes those that were ranked before it as they are by then."""
@@ -211,34 +214,29 @@ class RankedKernels(Kernels):
             self._ranked.add(_address(logits))
         rows, live = self._slice_rows[_address(logits)]
         partials, width = self._meet(stream)["partials"][2], self._config.vocab_size // self.ranks
-        self._bring_together("gather_peers", stream, partials, logits, rows, width, live)
+        self.announce(stream)
+        own: dict[str, Value] = {"partials": partials, "out": logits, "live": live}
+        sizes = {"rows": rows, "width": width, "ranks": self.ranks}
+        self.launch_each("gather_peers", stream, {**self.met(stream), **own, **sizes})
 
     def _follow(self, stream: int, choices: Iterable[Value]) -> None:
         """Let the other ranks have what the first has at `choices`: gathered from one rank, as words of 32 bits."""
-        self._announce(stream)
+        self.announce(stream)
         for choice in choices:
             assert isinstance(choice, Array)
             words, leader = -(-choice.bytes // 16) * 4, self._meet(stream).find_leader(choice)
             sizes = {"rows": 1, "width": words, "ranks": 1}
             own = {"partials": leader, "out": choice.viewed("f32", 1, 1, words), "live": self._arena["one"]}
-            self._each("gather_peers", stream, {**self._met(stream), **own, **sizes}, range(1, self.ranks))
+            self.launch_each("gather_peers", stream, {**self.met(stream), **own, **sizes}, range(1, self.ranks))
 
-    def _bring_together(
-        self, entry: str, stream: int, partials: Array, out: DeviceArray | float | None, rows: int, width: int,
-        live: DeviceArray | float | None,
-    ) -> None:  # fmt: skip
-        self._announce(stream)
-        own: dict[str, Value] = {"partials": partials, "out": out, "live": live}
-        self._each(entry, stream, {**self._met(stream), **own, "rows": rows, "width": width, "ranks": self.ranks})
-
-    def _announce(self, stream: int) -> None:
+    def announce(self, stream: int) -> None:
         """Every rank says that what it has so far is there."""
         peers = self._meet(stream)
         for rank in range(self.ranks):
             own = {"arrived": peers["words"].on(rank), "epoch": peers["epoch"].on(rank)}
-            self._launch_on(rank, "announce_partial", stream, {**own, "rank": rank, "ranks": self.ranks})
+            self.launch_on(rank, "announce_partial", stream, {**own, "rank": rank, "ranks": self.ranks})
 
-    def _met(self, stream: int) -> dict[str, Value]:
+    def met(self, stream: int) -> dict[str, Value]:
         """How a rank knows that all are there."""
         peers = self._meet(stream)
         return {**{name: peers[name] for name in ("arrived", "epoch", "missing")}, "patience_us": PATIENCE_US}
@@ -247,89 +245,3 @@ class RankedKernels(Kernels):
 def _address(value: DeviceArray | float | None) -> int:
     assert isinstance(value, Array)
     return value.pointer
-
-
-class RankView(Arena):
-    """One rank's arrays of `arena`, for what fills them."""
-
-    def __init__(self, arena: Arena, rank: int) -> None:
-        self.regions, self._arena, self._rank = arena.regions, arena, rank
-
-    def __getitem__(self, name: str) -> Array:
-        return self._arena[name].on(self._rank)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._arena
-
-    def host(self, name: str) -> NDArray[Any]:
-        """A pinned region of this rank as a NumPy array of the same memory."""
-        return view_host(self[name])
-
-
-def load_ranks(
-    directory: Path, setup: Setup, ranks: int, progress: Callable[[int], None] = lambda done: None,
-    streams: int = STREAMS, devices: Sequence[Device] = (),
-) -> Machine:  # fmt: skip
-    """A machine of `ranks` ranks with the checkpoint in `directory`; raises as `Machine.load` does.
-
-    Each has the device at its place in `devices`; without any they share the first GPU. Work may be queued on up to
-    `streams` streams.
-    """
-    config = load_config(directory / "config.json")
-    check_ranks(config, ranks)
-    own, each = rank_config(config, ranks, ranks - 1), devices or (Device(),)
-    pages = count_pages(own, setup, _count_free(each, setup) // (1 if devices else ranks))
-    kernels = [build_kernels(device, own) for device in each]
-    arena = Arena(plan_rank_regions(own, setup, pages, ranks, streams), ranks, devices)
-    try:
-        pad_id = _fill_ranks(
-            arena, directory, config, setup, [each[rank % len(each)] for rank in range(ranks)], progress
-        )
-        for rank in range(ranks):
-            each[rank % len(each)].use()
-            arrange_experts(RankView(arena, rank), kernels[rank % len(each)])
-        synchronize(each)
-        ranked = RankedKernels(kernels, arena, own, devices)
-    except BaseException:
-        arena.close()
-        raise
-    sizes = plan_sizes(own, setup, pages)
-    return Machine(each[0], ranked, arena, own, sizes, setup, pad_id, devices=devices, check=ranked.check)
-
-
-def _count_free(devices: Sequence[Device], setup: Setup) -> int:
-    """Bytes that may be used of each device; the first is current then."""
-    free = make_each(devices, lambda: setup.budget_bytes or free_bytes())
-    return int(min(free)) - RESERVED_BYTES
-
-
-def _fill_ranks(
-    arena: Arena, directory: Path, config: ModelConfig, setup: Setup, devices: Sequence[Device],
-    progress: Callable[[int], None],
-) -> int:  # fmt: skip
-    """Bring every rank's share of the weights, and its constants, into `arena`; the Engram id that fills a history."""
-    tokens, drafts = TokenMap.from_tokenizer(directory / "tokenizer.json"), setup.drafts and config.n_mtp_layers > 0
-    whole = EngramHash.from_config(config, tokens)
-    with Checkpoint.open(directory) as checkpoint:
-        for rank in range(arena.ranks):
-            devices[rank].use()
-            view = RankView(arena, rank)
-            take = _sharer(checkpoint, config, arena.ranks, rank)
-            here = rank_config(config, arena.ranks, rank)
-            _, placements = plan_weights(here, draft=drafts, engram_on_host=setup.engram_on_host)
-            load_weights(view, placements, take, devices[rank], progress)
-            if drafts:
-                rating = checkpoint.tensor(f"mtp.{config.n_mtp_layers - 1}.confidence_head.proj.weight")
-                write_array(view["confidence"], np.asarray(rating).astype(np.float32).reshape(-1))
-            heads = config.engram_n_heads
-            first, last = heads * rank // arena.ranks, heads * (rank + 1) // arena.ranks
-            primes = np.ascontiguousarray(whole.primes[:, :, first:last])
-            own_hash = EngramHash(tokens.ids, config.engram_pad_id, whole.multipliers, primes)
-            write_constants(view, here, own_hash, tokens.ids)
-    return whole.pad_id
-
-
-def _sharer(checkpoint: Checkpoint, config: ModelConfig, ranks: int, rank: int) -> Callable[[str], NDArray[np.generic]]:
-    """What gives a rank's share of a tensor by its name."""
-    shares = {spec.name: share for spec, share in split_tensors(config, ranks, rank)}
-    return lambda name: shares[name].take(checkpoint.tensor(name))

@@ -260,6 +260,7 @@ def _peers() -> list[Kernel]:
         Kernel(
             "gather_peers", "reduce_peers", contract.GATHER_PEERS, 128, lambda n: (_blocks(n["width"], 512), n["rows"])
         ),
+        Kernel("gather_rows", "reduce_peers", contract.GATHER_ROWS, 256, lambda n: (32, n["count"] * n["ranks"])),
     ]
 
 

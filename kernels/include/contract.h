@@ -399,9 +399,10 @@ struct ReducePeers {
   const int64_t* partials;  // [ranks] the address of every rank's part [rows, width] BF16
   const int32_t* arrived;   // [ranks] what each rank has announced here
   const int32_t* epoch;     // [1]
-  uint16_t* out;            // [rows, width]; not a part
+  uint16_t* out;            // [first + rows, width]; not a part
   int32_t* missing;         // [1] a rank that did not arrive, plus one; left alone if all did
   const int32_t* live;
+  int32_t first;            // rows ahead of this are left alone
   int32_t rows;
   int32_t width;
   int32_t ranks;
@@ -417,6 +418,19 @@ struct GatherPeers {
   const int32_t* live;
   int32_t rows;
   int32_t width;
+  int32_t ranks;
+  int32_t patience_us;
+};
+
+struct GatherRows {
+  const int64_t* tables;    // [count, 8] the address of every rank's array
+  const int64_t* row_bytes; // [count]
+  const int32_t* arrived;   // [ranks]
+  const int32_t* epoch;     // [1]
+  int32_t* missing;         // [1] as in ReducePeers
+  int32_t rows;             // of each rank's share
+  int32_t count;
+  int32_t rank;
   int32_t ranks;
   int32_t patience_us;
 };

@@ -25,7 +25,8 @@ from dsuf.cuda.group import rank_config
 from dsuf.cuda.kernels import Device
 from dsuf.cuda.launches import Pass
 from dsuf.cuda.machine import Machine, Setup, plan_sizes
-from dsuf.cuda.ranks import CHOSEN, SUMMED, RankedKernels, load_ranks, plan_rank_regions
+from dsuf.cuda.rank_loader import load_ranks
+from dsuf.cuda.ranks import CHOSEN, SUMMED, RankedKernels, plan_rank_regions
 from dsuf.cuda.step import StepShape, entries_of
 from dsuf.cuda.streams import Handle
 from dsuf.errors import DeviceError

@@ -1,4 +1,4 @@
-"""announce_partial, reduce_peers and gather_peers: what ranks have parts of, here virtual ones that share a GPU."""
+"""What ranks have a part of, summed or gathered: announce_partial, reduce_peers, gather_peers, gather_rows; one GPU."""
 
 import time
 from typing import Any
@@ -36,12 +36,14 @@ class Ranks:
         sizes = {"rank": rank, "ranks": len(self.all)}
         self.gpu.kernels.launch("announce_partial", stream, arrived=self.arrived, epoch=self.all[rank].epoch, **sizes)
 
-    def reduce(self, rank: int, turn: int, live: Any, stream: int = 0, patience_us: int = PATIENCE_US) -> None:
+    def reduce(
+        self, rank: int, turn: int, live: Any, stream: int = 0, patience_us: int = PATIENCE_US, first: int = 0
+    ) -> None:
         """Rank `rank` adds up the parts of this turn."""
         own = self.all[rank]
         self.gpu.kernels.launch(
             "reduce_peers", stream, partials=self.partials[turn], arrived=own.arrived, epoch=own.epoch, out=own.out,
-            missing=own.missing, live=live, rows=self.rows, width=self.width, ranks=len(self.all),
+            missing=own.missing, live=live, first=first, rows=self.rows - first, width=self.width, ranks=len(self.all),
             patience_us=patience_us,
         )  # fmt: skip
 
@@ -88,6 +90,21 @@ def test_sum(gpu: Gpu, rng: np.random.Generator, ranks: int, rows: int, live: in
             np.testing.assert_array_equal(out[:live], expected[:live])
             assert not out[live:].any()
     assert [int(rank.missing[0]) for rank in group.all] == [0] * ranks
+
+
+def test_sum_of_a_share(gpu: Gpu, rng: np.random.Generator) -> None:
+    """Rows ahead of the first are left alone."""
+    group, alive = Ranks(gpu, 2, 24, 136), cupy.asarray([20], cupy.int32)
+    parts = draw_bf16(rng, 2, 24, 136)
+    group.give(0, parts)
+    before = cupy.asnumpy(group.all[1].out)
+    for rank in range(2):
+        group.announce(rank)
+    group.reduce(1, 0, alive, first=16)
+    found = cupy.asnumpy(group.all[1].out)
+    np.testing.assert_array_equal(found[:16], before[:16])
+    np.testing.assert_array_equal(found[16:20], to_bf16(expected_sum(parts))[16:20])
+    assert not found[20:].any()
 
 
 def test_waits_for_a_slow_rank(gpu: Gpu, rng: np.random.Generator) -> None:
@@ -173,3 +190,53 @@ def test_gather_gives_up(gpu: Gpu, rng: np.random.Generator) -> None:
     assert int(group.all[0].missing[0]) == 2
     assert np.isnan(found[0]).all()
     assert not found[1].any()
+
+
+class Shares:
+    """Arrays of bytes that some ranks have each, of which a rank's own share of the rows is what counts."""
+
+    def __init__(self, group: Ranks, row_bytes: list[int], share: int, rng: np.random.Generator) -> None:
+        self.group, self.share, ranks = group, share, len(group.all)
+        shapes = [(ranks * share, each) for each in row_bytes]
+        self.before = [[rng.integers(0, 255, shape, np.uint8) for shape in shapes] for _ in range(ranks)]
+        self.held = [[cupy.asarray(array) for array in arrays] for arrays in self.before]
+        tables = np.zeros((len(row_bytes), 8), np.int64)
+        tables[:, :ranks] = np.array([[array.data.ptr for array in arrays] for arrays in self.held]).T
+        self.tables, self.row_bytes = cupy.asarray(tables), cupy.asarray(row_bytes, cupy.int64)
+
+    def gather(self, rank: int, patience_us: int = PATIENCE_US) -> None:
+        """Rank `rank` takes the others' shares."""
+        own, ranks = self.group.all[rank], len(self.group.all)
+        self.group.gpu.kernels.launch(
+            "gather_rows", tables=self.tables, row_bytes=self.row_bytes, arrived=own.arrived, epoch=own.epoch,
+            missing=own.missing, rows=self.share, count=len(self.row_bytes), rank=rank, ranks=ranks,
+            patience_us=patience_us,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(2, 16), (3, 16), (2, 512), (8, 32)])
+def test_rows_of_all(gpu: Gpu, rng: np.random.Generator, ranks: int, share: int) -> None:
+    """Every rank has everybody's rows of every array, in place; one without bytes is nothing but waiting."""
+    group = Ranks(gpu, ranks, 1, 8)
+    shares = Shares(group, [1, 528, 10240, 0, 8], share, rng)
+    for rank in range(ranks):
+        group.announce(rank)
+    for rank in range(ranks):
+        shares.gather(rank)
+    for number in range(5):
+        own = [array[number][r * share : (r + 1) * share] for r, array in enumerate(shares.before)]
+        for arrays in shares.held:
+            np.testing.assert_array_equal(cupy.asnumpy(arrays[number]), np.concatenate(own))
+    assert not any(int(rank.missing[0]) for rank in group.all)
+
+
+def test_rows_of_a_rank_that_never_comes(gpu: Gpu, rng: np.random.Generator) -> None:
+    """It is named, all rows but the own ones are what no number is, and those stay."""
+    group = Ranks(gpu, 2, 1, 8)
+    shares = Shares(group, [64], 16, rng)
+    group.announce(0)
+    shares.gather(0, patience_us=300)
+    found = cupy.asnumpy(shares.held[0][0])
+    assert int(group.all[0].missing[0]) == 2
+    assert (found[16:] == 255).all()
+    np.testing.assert_array_equal(found[:16], shares.before[0][0][:16])

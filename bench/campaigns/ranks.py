@@ -67,8 +67,8 @@ class Disturbed(RankedKernels):
             self._flip((1,), (1,), (cupy.zeros(1, cupy.int32), np.int64(1)))
         self._devices[0].use()
 
-    def _gather(self, stream: int, logits: DeviceArray | float | None) -> None:
-        super()._gather(stream, logits)
+    def _gather(self, entry: str, stream: int, logits: DeviceArray | float | None) -> None:
+        super()._gather(entry, stream, logits)
         assert isinstance(logits, Array)
         words, device = self._words[logits.pointer], self._devices[1]
         device.use()

@@ -9,11 +9,12 @@ and entries magnify any rounding from layer to layer. So the reference is also c
 moved by one BF16 step in a hundredth of the values (*swayed*): an engine, whose operations differ by up to as much in
 as many places, should differ no more often.
 
-Prompts are random, or, where the small model's training package is named, all eight forms of the question for its long
-page and held-back checks of other kinds. Behind its end token a reply is no text any more, and a trained model knows
-nothing of what might follow: it is judged by its replies, all positions are counted.
+Prompts are random, or the small model's: with --page its long page in eight forms, each further into it, so that all
+positions compared lie within replies and together they are the page; with its training package all forms from
+the beginning and held-back checks of other kinds. Behind its end token a reply is no text any more, and a trained model
+knows nothing of what might follow: it is judged by its replies, all positions are counted.
 
-    python bench/campaigns/greedy.py record FILE [--model DIR] [--tokens 512] [--package FILE]
+    python bench/campaigns/greedy.py record FILE [--model DIR] [--tokens 512] [--page | --package FILE]
     python bench/campaigns/greedy.py compare FILE [--model DIR] [--tokens 512] [--ranks 1 2 8] [--publish]
 """
 
@@ -25,8 +26,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import ml_dtypes
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -40,6 +43,8 @@ from dsuf.checkpoint.synthetic import ensure_embedded
 from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Machine, Setup
 from dsuf.cuda.rank_loader import load_ranks
+from dsuf.recipe.render import count_prompt
+from dsuf.recipe.vocabulary import parse_vocabulary
 from dsuf.reference.loader import load_model
 from dsuf.reference.model import Model
 from dsuf.types import PrefillRange, Prompt, Sampling, StepPlan, Turn
@@ -249,6 +254,26 @@ def pick_prompts(package: Path) -> list[list[int]]:
     return prompts + [load_checks(known, [kind])[0].prompt.tolist() for kind in KINDS]
 
 
+def page_prompts(model: Path, tokens: int) -> list[list[int]]:
+    """Every form of the question for the page with the part of the page ahead of the next `tokens`: the first form from
+    the beginning, the last to the end token."""
+    text, page = (model / "tokenizer.json").read_text(), load_answers()[0]
+    vocabulary, reply = parse_vocabulary(text), Tokenizer.from_str(text).encode(page.text, add_special_tokens=False).ids
+    prompts, last = [], len(reply) + 1 - tokens
+    for number, question in enumerate(page.questions):
+        body = {"messages": [{"role": "user", "content": question}], "thinking": {"type": "disabled"}}
+        asked = count_prompt("chat", msgspec.json.encode({"model": "deepseek-flash", **body}), vocabulary)
+        prompts.append([*asked, *reply[: last * number // (len(page.questions) - 1)]])
+    return prompts
+
+
+def choose_prompts(model: Path, args: argparse.Namespace, vocabulary: int) -> list[list[int]]:
+    """Those that the command line asks for."""
+    if args.page:
+        return page_prompts(model, args.tokens)
+    return pick_prompts(args.package) if args.package else draw_prompts(vocabulary)
+
+
 def compare(model: Path, expected: Expected, ranks: int) -> tuple[list[Row], str]:
     """The rows of both ways of decoding, and the device; differences that are not close are printed."""
     rows: list[Row] = []
@@ -273,6 +298,7 @@ def main() -> None:
     parser.add_argument("action", choices=["record", "compare"])
     parser.add_argument("file", type=Path)
     parser.add_argument("--model", type=Path, help="a checkpoint; without one the embedded model")
+    parser.add_argument("--page", action="store_true", help="prompts within the small model's long page")
     parser.add_argument("--package", type=Path, help="the small model's training package; without one random prompts")
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1], help="ranks that share the GPU, run by run")
@@ -281,7 +307,7 @@ def main() -> None:
     directory = args.model or ensure_embedded(Path.home() / ".cache" / "dsuf")
     if args.action == "record":
         model = load_model(directory)
-        prompts = pick_prompts(args.package) if args.package else draw_prompts(model.config.vocab_size)
+        prompts = choose_prompts(directory, args, model.config.vocab_size)
         save(record(model, prompts, args.tokens), args.file)
         return
     rows, device = list[Row](), ""

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
-from bench.campaigns.greedy import KINDS, Difference, Expected, follow, judge, load, record, save
+from bench.campaigns.greedy import KINDS, Difference, Expected, follow, judge, load, page_prompts, record, save
 from bench.nano.data.checks import list_kinds
 from dsuf.checkpoint.config import load_config
 from dsuf.cuda.engine import CudaEngine
@@ -103,6 +104,18 @@ def test_what_is_recorded_is_read_again(reference: Model, tmp_path: Path) -> Non
 def test_prompts_are_of_kinds_that_are_there() -> None:
     """Each kind once."""
     assert set(KINDS) <= set(list_kinds()) and len(set(KINDS)) == len(KINDS)
+
+
+def test_prompts_within_the_page() -> None:
+    """Eight, the first at the page's beginning; what follows the last is its end, and together they cover the page."""
+    text = (Path(__file__).parents[2] / "bench" / "nano" / "data" / "tetris.html").read_text().removesuffix("\n")
+    nano = Path(__file__).parents[2] / "dsuf" / "nano"
+    page = Tokenizer.from_file(str(nano / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    prompts, bare = page_prompts(nano, 512), page_prompts(nano, len(page) + 1)
+    starts = [len(prompt) - len(asked) for prompt, asked in zip(prompts, bare, strict=True)]
+    assert (len(prompts), starts[0], starts[-1]) == (8, 0, len(page) + 1 - 512)
+    assert all(prompt[len(asked) :] == page[:start] for prompt, asked, start in zip(prompts, bare, starts, strict=True))
+    assert len({tuple(asked) for asked in bare}) == 8 and max(np.diff(starts)) < 512
 
 
 def test_a_swayed_reference_differs_a_little(reference: Model) -> None:

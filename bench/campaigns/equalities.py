@@ -98,7 +98,10 @@ def compare_ways(
         yield compare(way.name, say(engine, prompts, tokens, way), first)
     plain = CudaEngine(engine.machine, "weights", "exact", captures=False)
     said = first._replace(replies=[*first.replies[:PLAIN_PROMPTS], first.replies[-1]])
-    yield compare("kernel by kernel, drafts", say(plain, prompts[:PLAIN_PROMPTS], tokens, ways[0]), said)
+    try:
+        yield compare("kernel by kernel, drafts", say(plain, prompts[:PLAIN_PROMPTS], tokens, ways[0]), said)
+    finally:
+        asyncio.run(plain.close(keep_machine=True))
 
 
 def measure(model: Path, prompts: Prompts, tokens: int, ranks: Sequence[int]) -> tuple[list[Row], str]:

@@ -167,19 +167,22 @@ class CudaEngine:
         """Attached turns and decode steps that nobody has heard of."""
         return {"turns": len(self._seats), "steps": sum(seat.pending for seat in self._seats.values())}
 
-    async def close(self) -> None:
-        """Wait for all work, then free everything."""
+    async def close(self, *, keep_machine: bool = False) -> None:
+        """Wait for all work, then free everything; not the machine if that is another engine's as well."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         await asyncio.to_thread(self._copies.shutdown)
-        await asyncio.wrap_future(self._worker.submit(self._shut))
+        await asyncio.wrap_future(self._worker.submit(self._let_go if keep_machine else self._shut))
         await asyncio.to_thread(self._worker.shutdown)
         self._seats.clear()
 
-    def _shut(self) -> None:
+    def _let_go(self) -> None:
         self._launcher.close()
         self._images.close()
         self._pages.close()
+
+    def _shut(self) -> None:
+        self._let_go()
         self.machine.close()
 
     def _start(self, work: Coroutine[Any, Any, _T]) -> Coroutine[Any, Any, _T]:

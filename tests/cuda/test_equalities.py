@@ -1,5 +1,7 @@
 """The campaign of equalities, on the toy machine: what differs is counted, and judged where it must not."""
 
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ from bench.campaigns.equalities import WAYS, Said, compare, compare_ways, hold, 
 from dsuf.checkpoint.config import load_config
 from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Setup
-from tests.cuda.host import make_host_machine
+from tests.cuda.host import HostDriver, make_host_machine
 from tests.cuda.test_protocol import say as tell
 
 CONFIG = load_config(Path(__file__).parents[1] / "golden" / "tiny" / "config.json")
@@ -17,9 +19,14 @@ PROMPTS = [np.arange(2, 2 + length) for length in (9, 60, 130)]
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> CudaEngine:
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaEngine]:
+    """Its thread ends before its driver goes: what is queued then would reach a real one."""
     setup = Setup(context_tokens=700, max_turns=3, pages=20, prefill_rows=64)
-    return CudaEngine(make_host_machine(monkeypatch, CONFIG, setup), "weights", "exact", captures=False)
+    engine = CudaEngine(make_host_machine(monkeypatch, CONFIG, setup), "weights", "exact", captures=False)
+    yield engine
+    asyncio.run(engine.close())
+    driver: HostDriver = engine.machine.device.driver
+    assert not driver.alive and not driver.memory
 
 
 def test_all_ways_say_the_same(engine: CudaEngine) -> None:

@@ -34,12 +34,13 @@ class Peers(Protocol):
 
 
 class Puller:
-    """Fills the arena of `sessions` from peers, as the directory says. `token_s` tells what computing a prompt token
-    takes here. With `delegates` prompts are computed by nodes that do nothing else, where there are any.
+    """Fills the arena of `sessions` from peers, as the directory says. `token_s` tells what computing a token of a
+    prompt of so many takes here now. With `delegates` prompts are computed by nodes that do nothing else, where there
+    are any.
     """
 
     def __init__(
-        self, sessions: Sessions, directory: Directory, peers: Peers, *, token_s: Callable[[], float],
+        self, sessions: Sessions, directory: Directory, peers: Peers, *, token_s: Callable[[int], float],
         delegates: bool = False,
     ) -> None:  # fmt: skip
         self._sessions, self._directory, self._peers = sessions, directory, peers
@@ -59,7 +60,7 @@ class Puller:
 
     async def fetch(self, turn: Turn) -> int | None:
         """As `take`, of what peers keep already."""
-        layout, token_s = self._sessions.layout, self._token_s()
+        layout, token_s = self._sessions.layout, self._token_s(len(turn.prompt.ids))
         trace, here = await self._sessions.foresee(turn, bear_copying(len(turn.prompt.ids), token_s))
         pulls = plan_pulls(
             self._directory.find(trace, replay_tokens=layout.replay_tokens), prompt=trace.length, here=here,
@@ -78,14 +79,17 @@ class Puller:
             if taker is None or left_s <= 0 or here + pull.tokens - now < self._sessions.layout.page_tokens:
                 continue
             asked_s = time.monotonic()
-            start = await taker.take(turn, False, left_s, min(pull.patience_s, left_s / 2))
+            start = await taker.take(turn, False, left_s, pull.bear_s(left_s))
             if start is None:
                 continue
             starts.append(start)
             now = (await self._sessions.foresee(turn))[1]
             self._learn(pull, now - here, time.monotonic() - asked_s)
         took_s = time.monotonic() - began_s
-        log_event("prompt asked of peers", level="debug", turn=turn.id, budget_s=budget_s, seconds=took_s, here=here)
+        log_event(
+            "prompt asked of peers", level="debug", turn=turn.id, budget_s=budget_s, seconds=took_s, here=here, now=now,
+            coming=pulls[0].coming,
+        )  # fmt: skip
         return min(starts, default=None)
 
     def _learn(self, pull: Pull, tokens: int, seconds: float) -> None:
@@ -97,8 +101,9 @@ class Puller:
     async def _delegate(self, turn: Turn) -> int | None:
         """Have a node that only computes prompts compute what is missing, and another one where that fails."""
         starts, tries, missing = [], 0, await self._count_missing(turn)
-        ends_s = time.monotonic() + budget_order(missing, self._token_s())
-        patience_s = bear_silence(missing, self._token_s()) / MOST_PROVIDERS
+        token_s = self._token_s(len(turn.prompt.ids))
+        ends_s = time.monotonic() + budget_order(missing, token_s)
+        patience_s = bear_silence(missing, token_s) / MOST_PROVIDERS
         for provider in rank_providers(self._directory.members(), self._given):
             taker = self._peers.taker(provider)
             left_s = ends_s - time.monotonic()

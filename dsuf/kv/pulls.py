@@ -15,6 +15,10 @@ from dsuf.types import CacheLayout
 
 MOST_TRIES = 3
 PATIENCE_SHARE = 0.5
+BYTES_FACTOR = 2.0
+"""For the bytes, of the time of a pull: so many times what they should take, up to half of it."""
+UNKNOWN_BUDGET_S = 2.0
+"""What computing takes at least where nobody knows: a peer that has the cache, or is about to, is sure to be faster."""
 UNKNOWN_TOKEN_S = 1e-3
 """What a prompt token is taken to cost before any was computed."""
 LEAST_BUDGET_S = 0.05
@@ -48,18 +52,21 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pull(msgspec.Struct, frozen=True, kw_only=True):
-    """A peer to ask: what a turn need not compute with its help, at most where that is `coming`, and how long that may
-    take."""
+    """A peer to ask: what a turn need not compute with its help, at most where that is `coming`; how long that may
+    take, and how long the bytes should."""
 
     member: Member
     tokens: int
     budget_s: float
+    bytes_s: float = 0.0
     coming: bool = False
 
-    @property
-    def patience_s(self) -> float:
-        """How much of that the peer may wait for what it is about to keep; the rest is for the bytes."""
-        return PATIENCE_SHARE * self.budget_s
+    def bear_s(self, left_s: float) -> float:
+        """How much of what is `left_s` the peer may wait for what it is about to keep; the rest is for the bytes.
+
+        It answers at once where it is about to keep nothing. So waiting is right as long as computing takes longer.
+        """
+        return max(PATIENCE_SHARE * left_s, left_s - BYTES_FACTOR * self.bytes_s)
 
 
 def plan_pulls(
@@ -69,10 +76,10 @@ def plan_pulls(
     """The pulls worth trying for a prompt of `prompt` tokens that could begin to compute at position `here` without,
     best first.
 
-    `token_s` is what computing a prompt token takes here, 0 where that is not known yet. The budget of the first pull
-    is what computing its tokens would take; later ones share it.
+    `token_s` is what computing a token of the prompt takes here now, 0 where that is not known yet. The budget of the
+    first pull is what computing its tokens would take; later ones share it.
     """
-    token_s = token_s or UNKNOWN_TOKEN_S
+    token_s, least_s = token_s or UNKNOWN_TOKEN_S, LEAST_BUDGET_S if token_s else UNKNOWN_BUDGET_S
     found = []
     for candidate in candidates:
         tokens = candidate.most(prompt, layout.page_tokens, layout.replay_tokens) - here
@@ -81,8 +88,10 @@ def plan_pulls(
         size_bytes = layout.pages_for(tokens) * layout.page_bytes + layout.state_bytes
         saved_s, cost_s = tokens * token_s, speed(candidate.member).predict_s(size_bytes)
         if cost_s < saved_s:
-            budget_s = max(LEAST_BUDGET_S, saved_s)
-            pull = Pull(member=candidate.member, tokens=tokens, budget_s=budget_s, coming=candidate.coming)
+            pull = Pull(
+                member=candidate.member, tokens=tokens, budget_s=max(least_s, saved_s), bytes_s=cost_s,
+                coming=candidate.coming,
+            )  # fmt: skip
             found.append((saved_s - cost_s, pull))
     found.sort(key=lambda pair: -pair[0])
     return tuple(pull for _, pull in found[:MOST_TRIES])
@@ -103,7 +112,7 @@ def bear_silence(tokens: int, token_s: float) -> float:
 
 def bear_copying(tokens: int, token_s: float) -> float:
     """Seconds in all for which a prompt of `tokens` waits for what this node itself is about to keep of it."""
-    return min(MOST_COPYING_S, max(WAIT_S, PATIENCE_SHARE * tokens * (token_s or UNKNOWN_TOKEN_S)))
+    return min(MOST_COPYING_S, max(WAIT_S, tokens * (token_s or UNKNOWN_TOKEN_S)))
 
 
 def rank_providers(members: Sequence[Member], given: Mapping[str, int]) -> list[Member]:

@@ -27,6 +27,8 @@ AVOID_MOST_S = 60.0
 PART_BLOCKS = 64
 """Blocks that are read, then verified, in one go: that takes less than receiving them, and less than waiting for a
 thread."""
+WAITING_SHARE = 0.8
+"""Of the deadline, for a giver that waits for what it is about to keep; then it answers."""
 READS_AT_ONCE = 3
 """While one comes, the giver knows already what to send next."""
 
@@ -94,7 +96,7 @@ class Taker:
         match = self._arena.find(self._arena.tree.walk(trace), trace)
         if match is not None and trace.length - match.length <= self._layout.page_tokens:
             return None
-        taking = self._begin(turn, trace, compute, min(patience_s, self._deadline_s / 2))
+        taking = self._begin(turn, trace, compute, min(patience_s, WAITING_SHARE * self._deadline_s))
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(budget_s):

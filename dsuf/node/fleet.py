@@ -146,9 +146,9 @@ class FleetNode:
         if self._fabric is not None:
             self._fabric.close()
 
-    def _token_s(self) -> float:
-        """What computing a prompt token takes here."""
-        return 0.0 if self._scheduler is None else self._scheduler.token_s()
+    def _token_s(self, tokens: int) -> float:
+        """What computing a token of a prompt of so many takes here now."""
+        return 0.0 if self._scheduler is None else self._scheduler.token_s(tokens)
 
     async def _accept(self, turn: Turn) -> bool:
         """A node that leaves wants its cache of `turn` to be fetched."""

@@ -64,6 +64,11 @@ class Flight:
         return max(self._before_s, self._steps[0].launched_s)
 
     @property
+    def oldest(self) -> Choice | None:
+        """What the oldest step does."""
+        return self._steps[0].choice if self._steps else None
+
+    @property
     def tasks(self) -> set[asyncio.Future[Any]]:
         """What is under way."""
         return {step.task for step in self._steps}

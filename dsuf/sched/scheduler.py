@@ -18,6 +18,7 @@ from dsuf.sched.flight import Flight, Launched
 from dsuf.sched.held import Held
 from dsuf.sched.intake import Source
 from dsuf.sched.limits import Limits
+from dsuf.sched.outlook import Scene, predict_token_s
 from dsuf.sched.places import Places
 from dsuf.sched.planner import Planner
 from dsuf.sched.policy import Choice, Rules
@@ -135,10 +136,19 @@ class Scheduler:
             cache_usage=pool.held / total,
         )
 
-    def token_s(self) -> float:
-        """Seconds that a prompt token takes in a full chunk; 0 where nothing is known yet."""
-        tokens = self._limits.chunk_tokens
-        return self._planner.fit.cost.predict_s(Shape(tokens=tokens)) / tokens
+    def token_s(self, tokens: int) -> float:
+        """Seconds for each token of a prompt of so many that came now; 0 where nothing is known yet."""
+        choice, since_s = self._flight.oldest, self._flight.since_s
+        here = [held for held in self._places if held.plannable]
+        rests = [held.prompt_tokens - held.launched_tokens for held in here]
+        under_way = choice is not None and since_s is not None
+        scene = Scene(
+            rows=sum(not rest for rest in rests), rests=[rest for rest in rests if rest],
+            step_tokens=choice.shape.tokens if under_way and choice else 0,
+            expected_s=choice.expected_s if under_way and choice else 0.0,
+            passed_s=time.monotonic() - since_s if since_s is not None else 0.0,
+        )  # fmt: skip
+        return predict_token_s(tokens, scene, self._planner.fit.cost, self._planner.rules)
 
     async def run(self) -> None:
         """Serve until cancelled. Then what is left ends with `Unavailable`, and nothing is attached any more, unless a

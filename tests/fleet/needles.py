@@ -61,27 +61,23 @@ def plan_talk(number: int, texts: Sequence[str]) -> list[Line]:
     return lines + [Line(f"What is {fact[0].lower() + fact[1:].rpartition(' is ')[0]}?", fact) for fact in asked]
 
 
-async def talk(
-    session: aiohttp.ClientSession, url: str, lines: Sequence[Line], gate: asyncio.Semaphore, pause_s: float
-) -> Chat:
-    """Say all `lines`, each `pause_s` after the reply to the one before: at once, little of that is kept yet."""
+async def talk(session: aiohttp.ClientSession, url: str, lines: Sequence[Line], gate: asyncio.Semaphore) -> Chat:
+    """Say all `lines`, each as soon as the reply to the one before is there, when little of that is kept yet."""
     chat = Chat(session, lines[0].text)
     for place in range(len(lines)):
         if place:
             chat.say(lines[place].text)
-            await asyncio.sleep(pause_s)
         async with gate:
             await chat.ask(url, max_tokens=MOST_TOKENS)
     return chat
 
 
-async def compare(fleet: str, alone: str, sessions: int, texts: Sequence[str], pause_s: float = 0.0) -> Result:
+async def compare(fleet: str, alone: str, sessions: int, texts: Sequence[str]) -> Result:
     """`sessions` conversations with the fleet at one URL, and the same with the node at the other."""
     plans, gate = [plan_talk(number, texts) for number in range(sessions)], asyncio.Semaphore(AT_ONCE)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
         around, there = [
-            await asyncio.gather(*(talk(session, url, lines, gate, pause_s) for lines in plans))
-            for url in (fleet, alone)
+            await asyncio.gather(*(talk(session, url, lines, gate) for lines in plans)) for url in (fleet, alone)
         ]
     asked = [(line.right, said) for lines, chat in zip(plans, around, strict=True)
              for line, said in zip(lines, chat.replies, strict=True) if line.right is not None]  # fmt: skip

@@ -10,8 +10,6 @@ from tests.fleet.rig import wait_settled
 
 pytestmark = [pytest.mark.full, pytest.mark.needs_redis, pytest.mark.timeout(500)]
 SESSIONS = 6
-PAUSE_S = 2.0
-"""At once, a busy node may need longer to keep a turn than another one would wait for it."""
 TEXTS = (
     "The bakery at the corner opens before it is light. Two people work there in the early hours: one of them "
     "weighs the flour and the salt, the other one looks after the oven, which is older than the house next door. On"
@@ -31,11 +29,11 @@ TEXTS = (
 async def test_needles_through_the_balancer(start: Start) -> None:
     """Every answer is right, every later turn reuses its beginning, and replies are those of one node.
 
-    The campaign does forty sessions, without the pause.
+    The campaign does forty sessions.
     """
     flags = ("--prefill", "exact")
     fleet, alone = await asyncio.to_thread(start, 3, *flags), await asyncio.to_thread(start, 1, *flags)
-    found = await compare(fleet.url, alone.node_url(1), SESSIONS, TEXTS, PAUSE_S)
+    found = await compare(fleet.url, alone.node_url(1), SESSIONS, TEXTS)
     print(tabulate(found, "short"), found.wrong)
     assert found.right == found.questions == 5 * SESSIONS, found.wrong
     assert found.equal == SESSIONS

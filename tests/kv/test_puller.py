@@ -77,7 +77,7 @@ class Scene:
             self.peers.takers[name] = Taker(self.near.sessions, pair.giver, self.near.metrics, deadline_s=5.0)
             self.directory.living.append(Member(node=name, boot="1", role=role))  # type: ignore[arg-type]
         self.puller = Puller(
-            self.near.sessions, self.directory, self.peers, token_s=lambda: token_s, delegates=delegates
+            self.near.sessions, self.directory, self.peers, token_s=lambda tokens: token_s, delegates=delegates
         )  # fmt: skip
 
     async def __aenter__(self) -> "Scene":

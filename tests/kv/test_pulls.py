@@ -40,7 +40,7 @@ def test_what_is_coming_may_be_all_but_the_last_token_and_is_asked_for_first() -
     first, second = plan(b, a, prompt=1500)
     assert (first.member.node, first.tokens, first.coming) == ("a", 1499, True)
     assert (second.member.node, second.tokens, second.coming) == ("b", 1400, False)
-    assert 0 < first.patience_s < first.budget_s, "some of the time is left for the bytes"
+    assert 0.9 < first.bear_s(first.budget_s) / first.budget_s < 1, "some of the time is left for the bytes"
     assert not plan(Candidate(member=member("a"), coming=True), prompt=1500, here=1400), "less than a page"
 
 

@@ -29,7 +29,7 @@ PART_BLOCKS = 64
 thread."""
 WAITING_SHARE = 0.8
 """Of the deadline, for a giver that waits for what it is about to keep; then it answers."""
-READS_AT_ONCE = 3
+READS_AT_ONCE = 6
 """While one comes, the giver knows already what to send next."""
 
 

@@ -15,7 +15,7 @@ from dsuf.kv.transport.runs import CHUNK_BYTES, join_neighbours
 from dsuf.kv.transport.wire import LENGTH
 
 _TEXT_BYTES = 256
-_AT_ONCE_BYTES = 512 << 10
+_AT_ONCE_BYTES = 1 << 20
 """So much of a chunk should have come before the event loop is woken for it, where that can be had."""
 
 

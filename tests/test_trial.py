@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -134,17 +135,65 @@ def test_the_command_ends_with_what_ends(tmp_path: Path, capsys: pytest.CaptureF
     trial = TrialFleet(1, tmp_path, port=9000)
     trial.nodes[0].command = [sys.executable, "-c", "print('last words'); raise SystemExit(3)"]
     trial.nodes[0].start()
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        stopping = Stopping()
+    with signals_kept():
+        stopping = Stopping(trial)
+        stopping.starting = False
         assert watch(trial, stopping, lenient=False) == 1
         assert "node1 ended with code 3:\nlast words" in capsys.readouterr().out
         signal.raise_signal(signal.SIGINT)
         assert watch(trial, stopping, lenient=True) == 130
-    finally:
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
-            signal.signal(number, handler)
     assert trial.url in describe(trial) and trial.node_url(1) in describe(trial)
+
+
+@contextlib.contextmanager
+def signals_kept() -> Iterator[None]:
+    """What handles signals is as before afterwards."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("tools")
+def test_a_signal_while_it_starts_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, whatever is not ready yet; with the signal's code."""
+    ended: list[str] = []
+
+    def start(self: TrialFleet, tell: object) -> None:
+        try:
+            self.nodes[0].command = NAP
+            self.nodes[0].start()
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(60)
+        finally:
+            self.stop(5.0)
+            ended.append(str(self.nodes[0].code))
+
+    monkeypatch.setattr(TrialFleet, "start", start)
+    with signals_kept():
+        assert command.run(make_args(logs=tmp_path / "logs", port=9000)) == 130
+    assert ended == [str(-signal.SIGTERM)]
+
+
+@pytest.mark.usefixtures("tools")
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    """Who takes long to end is killed."""
+    trial = TrialFleet(1, tmp_path, port=9000)
+    trial.nodes[0].command = STUBBORN
+    trial.nodes[0].start()
+    while "on" not in trial.nodes[0].tail():
+        time.sleep(0.01)
+    with signals_kept():
+        Stopping(trial).starting = False
+        signal.raise_signal(signal.SIGINT)
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        began_s = time.monotonic()
+        trial.stop()
+        assert time.monotonic() - began_s < 10.0
+    assert trial.nodes[0].code == -signal.SIGKILL
 
 
 def test_the_command_stops_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +217,7 @@ def test_the_command_stops_what_it_started(tmp_path: Path, monkeypatch: pytest.M
         raise RuntimeError("planned")
 
     monkeypatch.setattr(command, "TrialFleet", Fake)
-    monkeypatch.setattr(command, "Stopping", lambda: None)
+    monkeypatch.setattr(command, "Stopping", lambda fleet: SimpleNamespace())
     monkeypatch.setattr(command, "watch", fail)
     with pytest.raises(RuntimeError, match="planned"):
         command.run(make_args(logs=tmp_path / "logs"))

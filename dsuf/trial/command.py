@@ -43,14 +43,18 @@ def run(args: argparse.Namespace) -> int:
     check_settings(os.environ)
     folder = make_folder(args.logs)
     fleet = TrialFleet(args.nodes, folder, port=args.port, prefill=args.prefill, tied=True)
-    stopping = Stopping()
+    stopping = Stopping(fleet)
     print(f"{args.nodes} nodes, Redis and a balancer; their output: {folder}", flush=True)
-    fleet.start(lambda text: print(f"  {text}", flush=True))
+    try:
+        fleet.start(lambda text: print(f"  {text}", flush=True))
+    except KeyboardInterrupt:
+        return stopping.code
+    stopping.starting = False
     print(describe(fleet), flush=True)
     try:
         return watch(fleet, stopping, lenient=args.lenient)
     finally:
-        print("stopping: running streams may end", flush=True)
+        print("stopping: running streams may end; once more ends them at once", flush=True)
         fleet.stop()
 
 
@@ -97,19 +101,26 @@ def describe(fleet: TrialFleet) -> str:
 
 
 class Stopping:
-    """SIGINT and SIGTERM, as a code to leave with; 0 until one comes."""
+    """SIGINT and SIGTERM, as a code to leave with; 0 until one comes. While `fleet` is `starting` the first one is
+    raised as `KeyboardInterrupt`; the second one ends what is left of it at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, fleet: TrialFleet) -> None:
         self.code = 0
         self.asked = False
+        self.starting = True
+        self._fleet = fleet
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 0)):
             signal.signal(number, lambda *_, code=code: self._stop(code))
 
     def _stop(self, code: int, frame: FrameType | None = None) -> None:
         """Leave; the second time at once."""
         if self.asked:
-            os.write(2, b"dsuf: stopping already; kill -9 does not wait\n")
+            for program in self._fleet.programs:
+                program.send(signal.SIGKILL)
+            return
         self.code, self.asked = code, True
+        if self.starting:
+            raise KeyboardInterrupt
 
 
 def watch(fleet: TrialFleet, stopping: Stopping, *, lenient: bool) -> int:

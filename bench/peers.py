@@ -61,7 +61,6 @@ class Member:
         tables = [cupy.asarray([member.parts[i].data.ptr for member in all_members], cupy.int64) for i in range(2)]
         self.held = words, tables
         sizes = {
-            "first": 0,
             "rows": self.rows,
             "width": CONFIG.dim,
             "ranks": len(all_members),

@@ -183,6 +183,7 @@ def build_kernels(device: Device, config: ModelConfig) -> Kernels:
     """The kernels for the sizes of `config`, compiled unless they are kept; raises `CommandError`."""
     sizes = from_config(config)
     target = os.environ.get("DSUF_SM", device.sm)
+    device.use()  # what is loaded belongs to the device that is current
     return Kernels(device, find_toolchain().build_all(SOURCES, target, sizes.macros()), sizes)
 
 

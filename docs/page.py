@@ -123,8 +123,8 @@ def ask(page: Any) -> Any:
     """Press the button for the Tetris; the frame of the game, once it is written."""
     page.get_by_role("button", name="A Tetris to play").click()
     wait(page, lambda: page.locator(".meta, .error").count() > 0)
-    wait(page, lambda: len(page.frames) == 2 and page.frames[1].evaluate("typeof board") == "object")
-    return page.frames[1]
+    wait(page, lambda: len(page.frames) == 3 and page.frames[2].evaluate("typeof board") == "object")
+    return page.frames[2]
 
 
 def play(page: Any, game: Any, *, pieces: int) -> None:

@@ -6,7 +6,8 @@ Decided here:
   own server alone; text of the model is put into it as nodes, never as HTML.
 - What the model writes as a page runs in a frame. A frame that is filled in place has the policy of the page around
   it, which lets no such script run, so `frame.html` is served with a policy of its own: an origin that is nobody's,
-  any script and style, and no network at all.
+  any script and style, and no network at all. It fills a frame within itself, which can then go nowhere: where a frame
+  may go, the policy around it says.
 - The page asks for usage with every event (`stream_options.continuous_usage_stats`), so its figures are the server's.
 
 Imports nothing of ours.
@@ -22,7 +23,7 @@ _HERE = Path(__file__).parent
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 _FRAME_POLICY = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "img-src data: blob:; media-src data: blob:; font-src data:; frame-ancestors 'self'"
+    "img-src data: blob:; media-src data: blob:; font-src data:; form-action 'none'; frame-ancestors 'self'"
 )
 
 

@@ -124,6 +124,14 @@ def test_reasoning_and_tool_calls(visit: OpenPage) -> None:
     assert bodies[0]["thinking"] == {"type": "enabled"} and "temperature" not in bodies[0]
 
 
+def test_a_file_that_no_one_wrote(visit: OpenPage) -> None:
+    """A name that every object has is no file."""
+    page = visit()
+    for path in ("constructor", "__proto__", "toString", "no/such"):
+        call = {"function": {"name": "read_file", "arguments": json.dumps({"path": path})}}
+        assert page.evaluate("call => runTool(call)", call) == f"There is no file {path}."
+
+
 def test_each_question_button_gets_an_answer(visit: OpenPage) -> None:
     """All are sent as they are shown, with the options that they name."""
     page = visit()
@@ -162,6 +170,34 @@ def test_the_frame_reaches_nothing(visit: OpenPage, url: str) -> None:
     assert game.evaluate("(() => { try { return parent.document.title } catch { return 'refused' } })()") == "refused"
     image = f"new Promise(done => Object.assign(new Image(), {{ src: '{url}/x', onload: done, onerror: done }}))"
     assert game.evaluate(f"{image}.then(event => event.type)") == "error"
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/frame", "/"])
+def test_the_frame_goes_nowhere(visit: OpenPage, url: str, path: str) -> None:
+    """What the model wrote can send its own frame to no path of this server, neither by itself nor by a link or form."""
+    page, asked = visit(), []
+    page.expected += ["Content Security Policy", "Content-Security-Policy", "Blocked form submission"]
+    ask(page, HEADLINE)
+    page.wait_for_selector(".meta")
+    game = open_frame(page)
+    until(page, lambda: game.evaluate("typeof board") == "object")
+    page.on("request", lambda request: asked.append(request.url))
+    form = "Object.assign(document.body.appendChild(document.createElement('form'))"
+    game.evaluate(f"{form}, {{ action: '{url}{path}' }}).submit()")
+    game.evaluate(f"void (location.href = '{url}{path}')")
+    page.wait_for_timeout(500)
+    assert asked == []
+
+
+def test_links_within_what_the_model_wrote(visit: OpenPage) -> None:
+    """They scroll; its scripts go on, and it is laid out by the rules that it asks for."""
+    page = visit()
+    text = '<!DOCTYPE html><html><body><a href="#end">go</a><div style="height: 3000px"></div><p id="end">end</p>'
+    page.evaluate("text => showResult(text)", text + "<script>n = 7</script></body></html>")
+    frame = open_frame(page)
+    frame.click("a")
+    until(page, lambda: frame.evaluate("scrollY") > 2000)
+    assert frame.evaluate("[n, document.compatMode]") == [7, "CSS1Compat"]
 
 
 def test_a_failure_is_told_and_asked_again(visit: OpenPage) -> None:
@@ -282,8 +318,8 @@ def script(folder: Path) -> tuple[str, ...]:
 
 def open_frame(page: Any) -> Any:
     """The frame with the result."""
-    until(page, lambda: len(page.frames) == 2)
-    return page.frames[1]
+    until(page, lambda: len(page.frames) == 3)
+    return page.frames[2]
 
 
 def figure(page: Any, name: str) -> float:

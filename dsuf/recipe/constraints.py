@@ -10,6 +10,7 @@ from deepseek_recipe import ConversationRequest, OutputConstraint
 from dsuf.errors import InvalidRequest, UnsupportedFeature
 from dsuf.recipe.grammar import write_calls, write_json, write_regex
 from dsuf.recipe.masks import Masks
+from dsuf.recipe.wishes import Wishes
 from dsuf.types import Constraint, Prompt
 
 _CALLS = ("tool_call", "tool_call_required")
@@ -21,25 +22,26 @@ _FEATURES = {
 
 
 def find_constraint(
-    request: ConversationRequest, prompt: Prompt, masks: Masks | None, *, must_call: bool = False
+    request: ConversationRequest, prompt: Prompt, masks: Masks | None, wishes: Wishes
 ) -> Constraint | None:
-    """The constraint of the turn that `request` asks for, whose prompt is `prompt`; compiles its grammar.
+    """The constraint of the turn that `request` and its `wishes` ask for, whose prompt is `prompt`, compiled.
 
-    Raises `InvalidRequest` where that fails, or where it `must_call` and has no tools, and `UnsupportedFeature` where
-    there are no `masks` to enforce it with (calls that may be made or not are then left as they come).
+    Raises `InvalidRequest` where that fails, or where there are no tools for a call that must be made, and
+    `UnsupportedFeature` where there are no `masks` to enforce it with (calls that may be made or not are then left as
+    they come).
     """
     wanted: OutputConstraint | None = request.inference_options.output_constraint
     kind = None if wanted is None else wanted.kind
-    if must_call and kind not in _CALLS:
+    if wishes.must_call and kind not in _CALLS:
         raise InvalidRequest("`tool_choice` asks for a call, but there are no `tools` to call", param="tool_choice")
     if wanted is None:
         return None
     if masks is None:
-        _do_without(_CALLS[1] if must_call else wanted.kind)
+        _do_without(_CALLS[1] if wishes.must_call else wanted.kind)
         return None
     if kind in _CALLS:
-        return _constrain_calls(json.loads(wanted.schema), masks, prompt, must_call=must_call)
-    return _constrain_answer(wanted, prompt, masks)
+        return _constrain_calls(json.loads(wanted.schema), masks, prompt, wishes)
+    return _constrain_answer(wanted, prompt, masks, wishes)
 
 
 def _do_without(kind: str) -> None:
@@ -49,9 +51,9 @@ def _do_without(kind: str) -> None:
         raise UnsupportedFeature(f"{feature} is not enforced by this engine", param=param)
 
 
-def _constrain_answer(wanted: OutputConstraint, prompt: Prompt, masks: Masks) -> Constraint:
+def _constrain_answer(wanted: OutputConstraint, prompt: Prompt, masks: Masks, wishes: Wishes) -> Constraint:
     """A constraint on all of the answer. What the client has begun of it counts as generated."""
-    grammar = _write_answer(wanted.kind, wanted.schema)
+    grammar = _write_answer(wanted.kind, wanted.schema if wishes.answer is None else json.dumps(wishes.answer))
     masks.check(grammar)
     if prompt.opens_in == "reasoning":
         return Constraint(grammar=grammar, begins="answer")
@@ -73,12 +75,12 @@ def _write_answer(kind: str, schema: str) -> str:
         raise InvalidRequest(f"the output constraint cannot be compiled: {error}", param="response_format") from error
 
 
-def _constrain_calls(tools: list[Any], masks: Masks, prompt: Prompt, *, must_call: bool) -> Constraint:
-    """A constraint on the block of calls, which is all of an answer that `must_call`. A tool whose schema cannot be
+def _constrain_calls(tools: list[Any], masks: Masks, prompt: Prompt, wishes: Wishes) -> Constraint:
+    """A constraint on the block of calls, which is all of an answer that must call. A tool whose schema cannot be
     compiled may be called with anything, unless it is strict."""
-    functions: list[Mapping[str, Any]] = [tool["function"] for tool in tools]
+    functions: list[Mapping[str, Any]] = [_restore(tool["function"], wishes, masks) for tool in tools]
     opened = prompt.opens_in == "call"
-    whole = must_call and not opened
+    whole = wishes.must_call and not opened
     write = partial(write_calls, functions, masks.vocabulary.dsml_id, opened=opened, whole=whole)
     grammar = write()
     try:
@@ -89,6 +91,19 @@ def _constrain_calls(tools: list[Any], masks: Masks, prompt: Prompt, *, must_cal
     if whole:
         return Constraint(grammar=grammar, begins="answer" if prompt.opens_in == "reasoning" else "now")
     return Constraint(grammar=grammar, begins="now" if opened else "call")
+
+
+def _restore(function: Mapping[str, Any], wishes: Wishes, masks: Masks) -> Mapping[str, Any]:
+    """`function` with all of the schema that was sent, if that is to be kept to strictly; raises `InvalidRequest` where
+    the schema says something that cannot be enforced."""
+    schema = wishes.tools.get(function["name"])
+    if schema is None:
+        return function
+    try:
+        masks.check(_write_answer("json", json.dumps(schema)))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"tool {function['name']}: {error.message}", param="tools") from error
+    return {**function, "parameters": schema, "strict": True}
 
 
 def _find_loose(functions: Sequence[Mapping[str, Any]], mark_id: int, masks: Masks) -> frozenset[str]:

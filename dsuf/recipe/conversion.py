@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, Literal
 
 import deepseek_recipe
-import msgspec
 from deepseek_recipe import (
     ChatCompletionChunkGenerator,
     ChatCompletionRequest,
@@ -19,6 +18,7 @@ from dsuf.errors import EngineFailed, InvalidRequest
 from dsuf.recipe.forms import Form, MessagesForm, ResponsesForm
 from dsuf.recipe.names import FOREIGN_PREFIX, conversion_options
 from dsuf.recipe.vocabulary import Vocabulary
+from dsuf.recipe.wishes import Wishes, read_wishes
 
 Protocol = Literal["chat", "messages", "responses", "completions"]
 Generate = Callable[[str], Any]
@@ -27,7 +27,6 @@ Generate = Callable[[str], Any]
 Convert = Callable[[bytes, Vocabulary], "Conversion"]
 """From a body of a protocol to what is asked for; raises what the library raises."""
 
-_FORCING = ("required", "any", "tool", "function", "custom")
 _NAME_LIMIT = 128  # characters of a name that is not in the table: it goes into replies and logs
 
 
@@ -39,24 +38,18 @@ class ConversionRefused(InvalidRequest):
         self.body = body
 
 
-class _Choice(msgspec.Struct):
-    """What a body says of calls."""
-
-    tool_choice: Any = None
-
-
 class Conversion:
     """What the library made of a body: the conversation and its options, and how the one reply will be written.
 
-    `must_call` says whether the reply has to call a tool, which the library passes on in some cases only.
+    `wishes` are what the library does not pass on.
     """
 
     def __init__(
-        self, model: str, request: ConversationRequest, form: Form, generate: Generate, *, must_call: bool = False
+        self, model: str, request: ConversationRequest, form: Form, generate: Generate, wishes: Wishes | None = None
     ) -> None:
         self.model, self.request = model, request
         self.form, self.generate = form, generate
-        self.must_call = must_call
+        self.wishes = wishes or Wishes()
 
     @property
     def options(self) -> ParsingOptions:
@@ -96,7 +89,7 @@ def convert_chat(body: bytes, vocabulary: Vocabulary) -> Conversion:
     model = incoming.model
     request = incoming.convert(conversion_options(vocabulary.special_tokens, model))
     generate = partial(generate_chat, request, model)
-    return Conversion(model, request, Form(), generate, must_call=_must_call(body))
+    return Conversion(model, request, Form(), generate, wishes=read_wishes(body))
 
 
 def convert_messages(body: bytes, vocabulary: Vocabulary) -> Conversion:
@@ -109,7 +102,7 @@ def convert_messages(body: bytes, vocabulary: Vocabulary) -> Conversion:
     def generate(reply_id: str) -> deepseek_recipe.MessagesChunkGenerator:
         return MessagesRequest.chunk_generator(request, reply_id, model)
 
-    return Conversion(model, request, MessagesForm(), generate, must_call=_must_call(body))
+    return Conversion(model, request, MessagesForm(), generate, wishes=read_wishes(body))
 
 
 def convert_responses(body: bytes, vocabulary: Vocabulary) -> Conversion:
@@ -123,15 +116,9 @@ def convert_responses(body: bytes, vocabulary: Vocabulary) -> Conversion:
         generator = ResponsesRequest.chunk_generator(request, reply_id, model)
         return generator.with_namespace_tool_map(tools).with_echo(echo)
 
-    return Conversion(model, request, ResponsesForm(), generate, must_call=_must_call(body))
+    return Conversion(model, request, ResponsesForm(), generate, wishes=read_wishes(body))
 
 
 def generate_chat(request: ConversationRequest, model: str, reply_id: str) -> ChatCompletionChunkGenerator:
     """What writes the events of a chat."""
     return ChatCompletionRequest.chunk_generator(request, reply_id, model)
-
-
-def _must_call(body: bytes) -> bool:
-    """Whether `body`, which the library has read, asks for a call of any tool or of one."""
-    choice = msgspec.json.decode(body, type=_Choice).tool_choice
-    return (choice.get("type") if isinstance(choice, dict) else choice) in _FORCING

@@ -32,10 +32,11 @@ _QUOTED = frozenset('"<>\n\\')
 
 
 class Form(NamedTuple):
-    """A way to write a parameter: as text that matches `pattern`, or as JSON that follows `schema`."""
+    """A way to write a parameter: as text that matches `pattern`, and `length`, or as JSON that follows `schema`."""
 
     pattern: str | None
     schema: Any = None
+    length: str | None = None
 
 
 def write_json(schema: str) -> str:
@@ -128,7 +129,7 @@ class _Writer:
                 own = {**shared, **json.loads(form.schema), **_COMPACT}
                 body = self._share("json", f"%json {json.dumps(own)}") + ' "</"'
             else:
-                body = self._share("TEXT", _closed(form.pattern))
+                body = self._share("TEXT", _closed(form.pattern, form.length))
             self.rules.append(f'{way}: {head} {body} {self.mark} " parameter>"')
             ways.append(way)
         self.rules.append(f"{name}: {' | '.join(ways)}")
@@ -143,8 +144,9 @@ def _find_forms(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterato
     if isinstance(target := _follow(schema.get("$ref"), root), dict):
         yield from _find_forms(target, root, depth + 1)
         return
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list) and "type" not in schema:
+    for key in ("anyOf", "oneOf", "allOf"):
+        several = isinstance(schema.get(key), list) and (key != "allOf" or len(schema[key]) == 1)
+        if several and "type" not in schema:
             for part in schema[key]:
                 yield from _find_forms(part, root, depth + 1)
             return
@@ -154,7 +156,7 @@ def _find_forms(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Iterato
     kinds = schema.get("type", ["string", "number", "boolean", "object", "array", "null"])
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     if "string" in kinds:
-        yield Form(_describe_text(schema))
+        yield _describe_text(schema)
     if others := [kind for kind in kinds if kind != "string"]:
         yield Form(None, json.dumps({**schema, "type": others}))
 
@@ -176,23 +178,22 @@ def _list_values(values: Sequence[Any]) -> Iterator[Form]:
         yield Form(None, json.dumps({"enum": others}))
 
 
-def _describe_text(schema: Mapping[str, Any]) -> str:
-    """The pattern of a string: its own, or any text of its length."""
-    own = schema.get("pattern")
-    if isinstance(own, str):
-        begins, ends = own.startswith("^"), own.endswith("$") and not own.endswith("\\$")
-        inner = own[begins : len(own) - ends]
-        return ("" if begins else _ANY_TEXT) + f"({inner})" + ("" if ends else _ANY_TEXT)
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
-    if not least and most is None:
-        return _ANY_TEXT
-    return f"(?s:.){{{least},{'' if most is None else most}}}"
+def _describe_text(schema: Mapping[str, Any]) -> Form:
+    """A string as text, by its pattern and its length."""
+    own, least, most = schema.get("pattern"), schema.get("minLength", 0), schema.get("maxLength")
+    length = f"(?s:.){{{least},{'' if most is None else most}}}" if least or most is not None else None
+    if not isinstance(own, str):
+        return Form(length or _ANY_TEXT)
+    begins, ends = own.startswith("^"), own.endswith("$") and not own.endswith("\\$")
+    inner = own[begins : len(own) - ends]
+    pattern = ("" if begins else _ANY_TEXT) + f"({inner})" + ("" if ends else _ANY_TEXT)
+    return Form(pattern, length=length)
 
 
-def _closed(pattern: str) -> str:
-    """A lexeme of text that `pattern` matches and of what begins the closing tag; it cannot hold a marker."""
-    body = pattern.replace("/", "\\/").replace("\\\\/", "\\/")
-    return f"/({body})<\\// & ~/{_ANY_TEXT}{MARK}{_ANY_TEXT}/"
+def _closed(pattern: str, length: str | None = None) -> str:
+    """A lexeme of text that `pattern` and `length` match and of what begins the closing tag, without a marker."""
+    bodies = [part.replace("/", "\\/").replace("\\\\/", "\\/") for part in (pattern, length) if part is not None]
+    return " & ".join([*(f"/({body})<\\//" for body in bodies), f"~/{_ANY_TEXT}{MARK}{_ANY_TEXT}/"])
 
 
 def _escape(text: str) -> str:

@@ -82,7 +82,7 @@ def render(
     ids = conversion.encode(vocabulary)
     sampling = _resolve_sampling(conversion, len(ids), limits)
     prompt = Prompt(ids=tuple(ids), opens_in=_opening(conversion), salt=salt)
-    constraint = find_constraint(request, prompt, masks, must_call=conversion.must_call)
+    constraint = find_constraint(request, prompt, masks, conversion.wishes)
     return Rendered(conversion, prompt, sampling, constraint)
 
 

@@ -4,10 +4,11 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import openai
+import pydantic
 import pytest
 
 from dsuf.checkpoint.forms import NANO
@@ -255,6 +256,73 @@ def test_the_shipped_model_answers_the_same_in_every_protocol(tmp_path: Path) ->
         raw = client.completions.create(prompt=prompt, max_tokens=limit, **greedy)
         answers.append(raw.choices[0].text)
     assert answers[0] and answers == answers[:1] * 5
+
+
+class Item(pydantic.BaseModel):
+    """What a reply is parsed into: more than a model would write by itself."""
+
+    name: Literal["amber", "quince"]
+    count: int = pydantic.Field(ge=10, le=99)
+    open: bool
+    marks: list[Literal["a", "b"]] = pydantic.Field(max_length=3)
+
+
+class Weather(pydantic.BaseModel):
+    """Arguments of a call."""
+
+    city: Literal["Oslo", "Łódź"]
+
+
+@pytest.fixture(scope="module")
+def nano(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with the shipped model."""
+    if not (NANO / "config.json").is_file():
+        pytest.skip("no shipped model in dsuf/nano")
+    with process.serve(tmp_path_factory.mktemp("nano") / "server.log", "--engine", "reference") as url:
+        yield url
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("thinks", [False, True])
+def test_parse_with_a_schema_on_the_shipped_model(nano: str, thinks: bool) -> None:
+    """The SDK's own parsing gives objects of the classes that were asked for, in both protocols, whole and streamed."""
+    asked: list[Any] = [{"role": "user", "content": 'Write a JSON object: "name" is "amber" and "count" is 17.'}]
+    limit = 400
+    with openai.OpenAI(base_url=f"{nano}/v1", api_key="any", max_retries=0, timeout=120) as client:
+        chat: Any = {"model": MODEL, "messages": asked, "response_format": Item, "max_tokens": limit, "seed": 4,
+                     "extra_body": {"thinking": {"type": "enabled" if thinks else "disabled"}}}  # fmt: skip
+        whole = client.chat.completions.parse(**chat)
+        with client.chat.completions.stream(**chat) as stream:
+            streamed = stream.get_final_completion()
+        effort: Any = {"effort": "low" if thinks else "none"}
+        response = client.responses.parse(
+            model=MODEL, input=asked, text_format=Item, max_output_tokens=limit, reasoning=effort
+        )
+    assert isinstance(whole.choices[0].message.parsed, Item), whole
+    assert streamed.choices[0].message.parsed == whole.choices[0].message.parsed
+    assert isinstance(response.output_parsed, Item), response
+
+
+@pytest.mark.full
+def test_required_calls_on_the_shipped_model(nano: str) -> None:
+    """A tool of a class is called where a call is asked for, however little the question has to do with it."""
+    asked: list[Any] = [{"role": "user", "content": "Write quicksort in Python."}]
+    off: Any = {"thinking": {"type": "disabled"}}
+    tools: Any = [{"name": "weather", "input_schema": Weather.model_json_schema()}]
+    with openai.OpenAI(base_url=f"{nano}/v1", api_key="any", max_retries=0, timeout=120) as client:
+        reply = client.chat.completions.parse(
+            model=MODEL, messages=asked, tools=[openai.pydantic_function_tool(Weather)], tool_choice="required",
+            extra_body=off, max_tokens=200, temperature=0,
+        )  # fmt: skip
+    (call,) = reply.choices[0].message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, Weather)
+    with anthropic.Anthropic(base_url=nano, api_key="any", max_retries=0, timeout=120) as other:
+        for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
+            message = other.messages.create(
+                model=MODEL, messages=asked, tools=tools, max_tokens=200, tool_choice=choice, extra_body=off
+            )
+            assert message.stop_reason == "tool_use"
+            assert all(Weather(**block.input) for block in message.content if block.type == "tool_use")
 
 
 def tokenize(url: str, body: dict[str, Any]) -> list[int]:

@@ -20,6 +20,8 @@ TOOLS = [
     {"name": "odd", "parameters": {
         "type": "object", "additionalProperties": True, "$defs": {"T": {"properties": {"t": {"$ref": "#/$defs/T"}}}},
         "properties": {"q": {"type": "string", "pattern": "^a/b+$"}, "l": {"type": ["string", "null"], "maxLength": 3},
+                       "b": {"type": "string", "pattern": "^a+$", "minLength": 2, "maxLength": 3},
+                       "w": {"allOf": [{"enum": ["one", "two"]}]},
                        "r": {"anyOf": [{"$ref": "#/$defs/T"}, {"type": "null"}, {"type": "string"}]}}}},
 ]  # fmt: skip
 END = "</｜DSML｜ calls>"
@@ -58,6 +60,7 @@ GOOD = {
     "recursive": call("odd", ("r", "false", '{"t": {"t": {}}}')),
     "undeclared behind": call("odd", ("l", "true", "abc"), ("free", "true", "?")),
     "no parameters": call("odd"),
+    "pattern and length": call("odd", ("b", "true", "aaa"), ("w", "true", "two")),
 }
 BAD = {
     "no call": "",
@@ -71,6 +74,9 @@ BAD = {
     "not in the enum": call("get", ("a", "true", "x"), ("e", "true", "b+c")),
     "against the pattern": call("odd", ("q", "true", "a/c")),
     "too long": call("odd", ("l", "true", "abcd")),
+    "pattern, but too long": call("odd", ("b", "true", "aaaa")),
+    "length, but against the pattern": call("odd", ("b", "true", "ab")),
+    "not in the one of all": call("odd", ("w", "true", "three")),
     "the older spelling": call("get", ("a", "true", "x")).replace("｜DSML｜ ", "｜DSML｜"),
 }
 

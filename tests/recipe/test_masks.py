@@ -170,6 +170,70 @@ def test_what_cannot_be_compiled(masks: Masks, vocabulary: Vocabulary) -> None:
     assert chat(masks, vocabulary, tools=tools_of(bad)).constraint is not None
 
 
+BOUNDED = {
+    "type": "object", "additionalProperties": False, "required": ["a", "b"],
+    "properties": {
+        "a": {"type": "array", "items": {"type": "integer"}, "maxItems": 2}, "b": {"type": "string", "maxLength": 3},
+    },
+}  # fmt: skip
+LIMITS = Limits(context_tokens=100_000)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_bounds_of_a_strict_schema_hold(masks: Masks, vocabulary: Vocabulary, strict: bool) -> None:
+    """The library leaves them out of a strict schema, wherever it stands."""
+    text = {"type": "json_schema", "name": "x", "schema": BOUNDED, "strict": strict}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": BOUNDED, "strict": strict}}
+    body = {"model": "deepseek-flash", "input": "json", "reasoning": {"effort": "none"}, "text": {"format": text}}
+    for kept in (
+        chat(masks, vocabulary, response_format=form, thinking=OFF),
+        render("responses", json.dumps(body).encode(), vocabulary, LIMITS, masks=masks),
+    ):
+        assert takes(masks, kept, '{"a": [1, 2], "b": "abc"}')
+        for wrong in (
+            '{"a": [1, 2, 3], "b": "abc"}',
+            '{"a": [1, 2], "b": "abcd"}',
+            '{"a": [1]}',
+            '{"a": [], "b": "", "c": 1}',
+        ):
+            assert not takes(masks, kept, wrong)
+
+
+def test_bounds_of_a_strict_tool_hold(masks: Masks, vocabulary: Vocabulary) -> None:
+    """In every protocol, and in a namespace."""
+    tool = {"name": "f", "parameters": BOUNDED, "strict": True}
+    inner = {"type": "function", **tool}
+    asked = {"model": "deepseek-flash", "input": "x", "reasoning": {"effort": "none"}, "tool_choice": "required"}
+
+    def respond(tools: list[dict[str, Any]]) -> Rendered:
+        body = json.dumps({**asked, "tools": tools}).encode()
+        return render("responses", body, vocabulary, LIMITS, masks=masks)
+
+    whole = [{"type": "function", "function": tool}]
+    named = [{"name": "f", "input_schema": BOUNDED, "strict": True}]
+    for kept, name in (
+        (chat(masks, vocabulary, tools=whole, tool_choice="required", thinking=OFF), "f"),
+        (messages(masks, vocabulary, tools=named, tool_choice={"type": "tool", "name": "f"}, thinking=OFF), "f"),
+        (respond([inner]), "f"),
+        (respond([{"type": "namespace", "name": "n", "description": "", "tools": [inner]}]), "n::f"),
+    ):
+        for items, right in (("[1, 2]", True), ("[1, 2, 3]", False)):
+            parameters = f'<｜DSML｜ parameter name="a" string="false">{items}</｜DSML｜ parameter>\n'
+            parameters += '<｜DSML｜ parameter name="b" string="true">abc</｜DSML｜ parameter>\n'
+            call = f'<｜DSML｜ invoke name="{name}">\n{parameters}</｜DSML｜ invoke>\n</｜DSML｜ calls>'
+            assert takes(masks, kept, call) == right, (name, items)
+    bad = [{"name": "f", "input_schema": {"type": "object", "properties": {"a": {"not": {}}}}, "strict": True}]
+    with pytest.raises(InvalidRequest, match="tool f: "):
+        messages(masks, vocabulary, tools=bad)
+
+
+def takes(masks: Masks, kept: Rendered, text: str) -> bool:
+    """Whether `text` is a whole answer."""
+    assert kept.constraint is not None
+    ids, matcher = masks.vocabulary.encode(text), masks.copy(kept.constraint.grammar)
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
 def test_an_engine_that_keeps_to_no_constraint(vocabulary: Vocabulary) -> None:
     assert chat(None, vocabulary, tools=tools_of({"type": "object"})).constraint is None
     for fields in (

@@ -174,7 +174,7 @@ def test_the_frame_reaches_nothing(visit: OpenPage, url: str) -> None:
 
 @pytest.mark.parametrize("path", ["/metrics", "/frame", "/"])
 def test_the_frame_goes_nowhere(visit: OpenPage, url: str, path: str) -> None:
-    """What the model wrote can send its own frame to no path of this server, neither by itself nor by a link or form."""
+    """What the model wrote can send its own frame to no path of this server, by itself or by a form."""
     page, asked = visit(), []
     page.expected += ["Content Security Policy", "Content-Security-Policy", "Blocked form submission"]
     ask(page, HEADLINE)

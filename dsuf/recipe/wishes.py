@@ -1,0 +1,92 @@
+"""What a body says of its output that the library does not pass on as it stands.
+
+That a call must be made is lost where Messages ask for one of any tool, and where there are no tools. Of a schema that
+is `strict` the library keeps the names and types, and leaves out what bounds them (`maxItems`, `maxLength`, …): a reply
+that followed what is left would not follow what was sent.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+_FORCING = ("required", "any", "tool", "function", "custom")
+_MAPS = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_ONES = ("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the reply has to call a tool; what its answer, and the arguments of tools by name, have to follow."""
+
+    must_call: bool = False
+    answer: Mapping[str, Any] | None = None
+    tools: Mapping[str, Mapping[str, Any]] = {}
+
+
+class _Body(msgspec.Struct):
+    """The fields that say it, in all protocols."""
+
+    tool_choice: Any = None
+    tools: Any = None
+    response_format: Any = None
+    text: Any = None
+
+
+def read_wishes(body: bytes) -> Wishes:
+    """The wishes of `body`, which the library has read."""
+    fields = msgspec.json.decode(body, type=_Body)
+    choice = fields.tool_choice
+    must_call = (choice.get("type") if isinstance(choice, dict) else choice) in _FORCING
+    if b'"strict"' not in body:
+        return Wishes(must_call=must_call)
+    forms = (_get(fields.response_format, "json_schema"), _get(fields.text, "format"))
+    answer = next((schema for form in forms if (schema := _find_strict(form)) is not None), None)
+    return Wishes(must_call=must_call, answer=answer, tools=_read_tools(fields.tools))
+
+
+def tighten(schema: Any) -> Any:
+    """`schema` in its strict form: every object has all the properties that are named, and no others."""
+    if not isinstance(schema, dict):
+        return schema
+    tight = dict(schema)
+    for name in _MAPS:
+        if isinstance(inner := schema.get(name), dict):
+            tight[name] = {key: tighten(value) for key, value in inner.items()}
+    for name in _LISTS:
+        if isinstance(inner := schema.get(name), list):
+            tight[name] = [tighten(value) for value in inner]
+    for name in _ONES:
+        if name in schema:
+            tight[name] = tighten(schema[name])
+    if "properties" in schema or schema.get("type") == "object":
+        tight |= {"additionalProperties": False, "required": list(schema.get("properties") or ())}
+    return tight
+
+
+def _read_tools(tools: Any, prefix: str = "") -> dict[str, Mapping[str, Any]]:
+    """The schemas of strict tools: within `function` in a chat, at the tool itself elsewhere, maybe in a namespace."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for tool in tools if isinstance(tools, list) else ():
+        name = _get(tool, "name")
+        if _get(tool, "type") == "namespace":
+            found |= _read_tools(_get(tool, "tools"), f"{prefix}{name}::")
+        elif (schema := _find_strict(_get(tool, "function") or tool)) is not None:
+            found[f"{prefix}{_get(_get(tool, 'function'), 'name') or name}"] = schema
+    return found
+
+
+def _find_strict(form: Any) -> Mapping[str, Any] | None:
+    """The schema of a format or a tool that is strict. That of Messages may have properties that are not required."""
+    if _get(form, "strict") is not True:
+        return None
+    for name in ("schema", "parameters"):
+        if isinstance(schema := _get(form, name), dict):
+            return dict(tighten(schema))
+    schema = _get(form, "input_schema")
+    return schema if isinstance(schema, dict) else None
+
+
+def _get(value: Any, name: str) -> Any:
+    """A member of a JSON object; None of anything else."""
+    return value.get(name) if isinstance(value, dict) else None

@@ -4,8 +4,9 @@
 #   DSUF_NO_SETUP=1             no environment: use that interpreter (else python3) and what is installed there
 #
 # An environment in .venv is stamped with the digest of the lock file it was made from. A matching stamp costs some
-# milliseconds; anything else installs again. One process installs at a time, and an installation that was cut short is
-# thrown away whole, since half a package can look installed.
+# milliseconds; anything else installs again. One process installs at a time. What an installation that was cut short
+# left behind is not used, since half a package can look installed: a new environment is made beside it, in .venv.new,
+# and takes its place once it is whole, so that a server which still runs in the old one finds its files up to then.
 
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -58,24 +59,43 @@ tick() { # tick LABEL: until told to end; the sleep holds no pipe that a reader 
   done
 }
 
-install_lock() { # install_lock NAME LOCK
+install_lock() { # install_lock FOLDER NAME LOCK
   local started=$SECONDS
-  say "$1: installing $(grep -c '^[a-z].*==' "$2") locked packages into .venv"
-  touch "$venv/.installing"
+  say "$2: installing $(grep -c '^[a-z].*==' "$3") locked packages into .venv"
+  touch "$1/.installing"
   # Wheels only, every one checked against the lock: nothing is compiled, nothing else can get in.
-  with_ticker "setup: $1: installing" "$venv/bin/python" -m pip install -qq --no-input --no-deps \
-    --disable-pip-version-check --require-hashes --only-binary :all: --requirement "$2" ||
+  with_ticker "setup: $2: installing" "$1/bin/python" -m pip install -qq --no-input --no-deps \
+    --disable-pip-version-check --require-hashes --only-binary :all: --requirement "$3" ||
     fail 1 "installation failed (see above): is a package index within reach? Run the command again to retry"
-  rm "$venv/.installing"
-  say "$1: ready after $((SECONDS - started)) s"
+  rm "$1/.installing"
+  say "$2: ready after $((SECONDS - started)) s"
 }
 
-make_environment() { # make_environment PYTHON
-  if [ -e "$venv/.installing" ] || ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
-    say "creating .venv with $("$1" --version)"
-    rm -rf "$venv"
-    "$1" -m venv "$venv" || fail 1 "could not create $venv"
+install() { # install PYTHON NAME LOCK: into .venv if that is whole, else into a new one that takes its place
+  if [ ! -e "$venv/.installing" ] && "$venv/bin/python" -c 'import pip' 2>/dev/null; then
+    install_lock "$venv" "$2" "$3"
+    return
   fi
+  say "creating .venv with $("$1" --version)"
+  rm -rf "$venv.new" "$venv.old"
+  "$1" -m venv --prompt .venv "$venv.new" || fail 1 "could not create $venv.new"
+  install_lock "$venv.new" "$2" "$3"
+  rename_within "$venv.new" "$venv"
+  if [ -e "$venv" ]; then mv "$venv" "$venv.old"; fi
+  mv "$venv.new" "$venv"
+  rm -rf "$venv.old"
+}
+
+# rename_within FOLDER PATH: the scripts in FOLDER, an environment, name it; now they name PATH.
+rename_within() {
+  "$1/bin/python" - "$1" "$2" <<'EOF'
+import pathlib, sys
+folder, path = sys.argv[1:]
+for file in (*pathlib.Path(folder, "bin").iterdir(), pathlib.Path(folder, "pyvenv.cfg")):
+    content = file.read_bytes() if file.is_file() and not file.is_symlink() else b""
+    if folder.encode() in content:
+        file.write_bytes(content.replace(folder.encode(), path.encode()))
+EOF
 }
 
 # Which packages this machine's commands run with: a GPU that its driver lists asks for those of CUDA besides.
@@ -87,14 +107,22 @@ pick_lock() {
   fi
 }
 
+asks_for_help() { # asks_for_help ARGUMENT...
+  local argument
+  for argument; do
+    case $argument in -h | --help) return 0 ;; esac
+  done
+  return 1
+}
+
 # set_up base|dev|cuda: afterwards $python runs with that lock's packages.
 set_up() {
   if [ -n "${DSUF_NO_SETUP:-}" ]; then
     python=${DSUF_PYTHON:-python3}
     return
   fi
-  local lock=$root/requirements.lock found digest
-  [ "$1" = base ] || lock=$root/requirements-$1.lock
+  local lock found digest
+  lock=$(name_lock "$1")
   python=$venv/bin/python
   digest=$(sha256sum <"$lock")
   if is_stamped "$1" "$digest"; then
@@ -107,8 +135,7 @@ set_up() {
   exec 9>"$root/.cache/setup.lock"
   flock -n 9 || { say "another command is setting up; waiting for it"; flock 9; }
   if ! is_stamped "$1" "$digest"; then
-    make_environment "$found"
-    install_lock "$1" "$lock"
+    install "$found" "$1" "$lock"
     printf '%s\n' "$digest" >"$venv/.stamp-$1"
     # The other locks hold every base package at the same version.
     [ "$1" = base ] || sha256sum <"$root/requirements.lock" >"$venv/.stamp-base"
@@ -128,6 +155,18 @@ link_pyverbs() {
       ln -sfn "$system" "$site/pyverbs"
     fi
   done
+}
+
+name_lock() { # name_lock base|dev|cuda
+  case $1 in
+  base) printf %s "$root/requirements.lock" ;;
+  *) printf %s "$root/requirements-$1.lock" ;;
+  esac
+}
+
+is_ready() { # is_ready base|dev|cuda: nothing would be installed
+  python=$venv/bin/python
+  [ -n "${DSUF_NO_SETUP:-}" ] || is_stamped "$1" "$(sha256sum <"$(name_lock "$1")")"
 }
 
 is_stamped() { # is_stamped NAME DIGEST; the interpreter is tried too: an upgrade of the system can change it beneath us

@@ -39,6 +39,8 @@ COMMANDS = (
     Command("doctor", "say what this machine has, and what is missing for what", "dsuf.doctor"),
 )
 
+FLAGS_LATER = "Its arguments are listed here once the locked packages are installed: `bin/dsuf doctor` does that."
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line: a usage text of thirty flags would hide what is wrong."""
@@ -84,7 +86,7 @@ def _run(arguments: list[str]) -> int:
     """Parse and carry out; the module of the chosen subcommand alone is loaded."""
     word = next((argument for argument in arguments if not argument.startswith("-")), None)
     chosen = next((command for command in COMMANDS if command.name == word), None)
-    module = _load(chosen.module) if chosen else None
+    module = _load_or_do_without(chosen.module, arguments) if chosen else None
     parser = Parser(
         prog="dsuf",
         description="An inference server for one model, DeepSeek-V4.1-Flash.",
@@ -94,7 +96,7 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"dsuf {__version__}")
     table = parser.add_subparsers(metavar="SUBCOMMAND", required=True, title="subcommands")
     for command in COMMANDS:
-        described = module.__doc__ if command is chosen and module else command.summary
+        described = module.__doc__ if command is chosen and module else f"{command.summary}\n\n{FLAGS_LATER}"
         subparser = table.add_parser(
             command.name,
             help=command.summary,
@@ -106,6 +108,16 @@ def _run(arguments: list[str]) -> int:
             module.add_arguments(subparser)
     args = parser.parse_args(arguments)
     return int(module.run(args)) if module else 2
+
+
+def _load_or_do_without(name: str, arguments: list[str]) -> ModuleType | None:
+    """The module of a subcommand; none where help is asked for and a package is not installed: it is short then."""
+    try:
+        return _load(name)
+    except ModuleNotFoundError as error:
+        if not {"-h", "--help"} & set(arguments) or (error.name or "dsuf").startswith("dsuf"):
+            raise
+        return None
 
 
 def _load(name: str) -> ModuleType:

@@ -132,6 +132,18 @@ def test_help_of_a_subcommand(name: str, capsys: pytest.CaptureFixture[str]) -> 
     assert len(text.splitlines()) > 4
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_help_without_packages_is_short(name: str) -> None:
+    """Before anything is installed: what it is for, and how its arguments come to be listed; it does nothing else."""
+    for word, code in (("--help", 0), ("--nothing", 1)):
+        # -S: as an interpreter without any of the packages
+        command = [sys.executable, "-S", "-m", "dsuf", name, word]
+        done = subprocess.run(command, cwd=ROOT, env={}, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == code
+        assert (command_line.FLAGS_LATER.split()[0] in done.stdout) == (code == 0)
+        assert ("Traceback" in done.stderr) == (code == 1)
+
+
 def test_overview_is_quick_and_complete() -> None:
     """`dsuf --help` lists every subcommand and loads none: NumPy alone would cost more than the rest."""
     began = time.monotonic()

@@ -29,11 +29,11 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(checkout: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Start `bin/dsuf` there, in a process group of its own."""
+def start(checkout: Path, *arguments: str, script: str = "dsuf", **environment: str) -> subprocess.Popen[str]:
+    """Start a script of `bin/` there, in a process group of its own."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DSUF_")}
     return subprocess.Popen(
-        [str(checkout / "bin" / "dsuf"), *arguments],
+        [str(checkout / "bin" / script), *arguments],
         env=clean | environment,
         cwd="/",
         stdout=subprocess.PIPE,
@@ -74,24 +74,58 @@ def test_two_starts_at_once_then_a_third(checkout: Path) -> None:
 def test_interrupted_setup_starts_over(checkout: Path) -> None:
     """What a killed installation left behind is not used."""
     process = start(checkout)
-    while not (checkout / ".venv").exists():
+    while not (checkout / ".venv.new").exists():
         assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
-    (checkout / ".venv" / ".installing").touch()
-    (checkout / ".venv" / "half-a-package").touch()
+    assert not (checkout / ".venv").exists()
+    (checkout / ".venv.new" / "half-a-package").touch()
 
     code, _, errors = finish(start(checkout))
     assert code == 0
     assert "creating .venv" in errors
     assert not (checkout / ".venv" / "half-a-package").exists()
+    assert [path.name for path in checkout.glob(".venv*")] == [".venv"]
+    assert not [path for path in (checkout / ".venv" / "bin").iterdir() if b".venv.new" in path.read_bytes()]
 
     (checkout / "requirements.lock").write_text("# another lock\n")
     code, _, errors = finish(start(checkout))
     assert code == 0
     assert "creating .venv" not in errors
     assert "base: installing" in errors
+
+
+def test_the_old_environment_stays_until_the_new_one_is_whole(checkout: Path) -> None:
+    """An installation over a good one was cut short: what still runs there keeps its files while another is made."""
+    assert finish(start(checkout))[0] == 0
+    old = checkout / ".venv"
+    for name in (".installing", "half-a-package", "of-a-server"):
+        (old / name).touch()
+    lock = (checkout / "requirements.lock").read_text()
+    (checkout / "requirements.lock").write_text("no-such-file @ file:///no-such-file.whl --hash=sha256:" + 64 * "0")
+    assert finish(start(checkout))[0] == 1
+    assert (old / "of-a-server").exists()
+
+    (checkout / "requirements.lock").write_text(lock)
+    code, out, errors = finish(start(checkout, "x"))
+    assert (code, out) == (0, f"ran ['x'] {old}\n")
+    assert "creating .venv" in errors
+    assert not (old / "half-a-package").exists()
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+@pytest.mark.parametrize("name", ["dsuf", "serve", "fleet", "repro", "test"])
+def test_help_installs_nothing(checkout: Path, name: str, word: str) -> None:
+    """Not even an environment; the program itself is asked, and `bin/test` answers for itself."""
+    code, out, errors = finish(start(checkout, word, script=name))
+    assert (code, errors) == (0, "")
+    if name == "test":
+        assert out.startswith("bin/test [--full] [pytest arguments]: ")
+        assert out.endswith("(tests/workers.py).\n")
+    else:
+        assert out.startswith("ran [") and f"'{word}'" in out
+    assert not list(checkout.glob(".venv*"))
 
 
 def test_a_gpu_asks_for_its_packages(checkout: Path, tmp_path: Path) -> None:

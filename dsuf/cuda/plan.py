@@ -31,6 +31,7 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 GPUS = {
+    "h100": Gpu(81_559 * MIB, 8),
     "h200": Gpu(143_771 * MIB, 8),
     "b200": Gpu(183_359 * MIB, 8),
     "b300": Gpu(275_040 * MIB, 8),

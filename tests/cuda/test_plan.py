@@ -228,4 +228,11 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None
 def test_gpus() -> None:
     """Memory is what the driver reports of each kind, in MiB."""
     assert GPUS["h200"].memory_bytes == 143_771 * 1024**2
-    assert all(gpu.memory_bytes > 150e9 for gpu in GPUS.values())
+    assert GPUS["h100"].memory_bytes == 81_559 * 1024**2
+    assert all(gpu.memory_bytes > 80e9 for gpu in GPUS.values())
+
+
+@pytest.mark.parametrize(("ranks", "code"), [("2", 1), ("4", 0)])
+def test_the_released_model_takes_four_gpus_of_80_gb(ranks: str, code: int) -> None:
+    """With the full context and one stream."""
+    assert main(["plan", "--gpu", "h100", "--tp", ranks]) == code

@@ -149,7 +149,7 @@ def test_overview_is_quick_and_complete() -> None:
     began = time.monotonic()
     code = "import sys, dsuf.__main__ as m\ntry: m.main(['--help'])\nfinally: assert 'numpy' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     for command in command_line.COMMANDS:
         assert f"    {command.name} " in done.stdout
 

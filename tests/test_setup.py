@@ -68,7 +68,7 @@ def test_two_starts_at_once_then_a_third(checkout: Path) -> None:
 
     began = time.monotonic()
     assert finish(start(checkout, "a b", "c")) == (0, expected, "")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_interrupted_setup_starts_over(checkout: Path) -> None:

@@ -234,7 +234,7 @@ def test_a_program_ends_politely_or_by_force(tmp_path: Path) -> None:
         time.sleep(0.01)
     began_s = time.monotonic()
     stop_all([polite, stubborn], 0.3)
-    assert time.monotonic() - began_s < 5.0
+    assert time.monotonic() - began_s < 20.0
     assert (polite.code, stubborn.code) == (-signal.SIGTERM, -signal.SIGKILL)
     polite.stop(1.0)  # nothing to do
     polite.start()

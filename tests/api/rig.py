@@ -281,7 +281,7 @@ async def receive(raw: socket.socket, timeout_s: float = 10.0) -> bytes:
     return b"".join(parts)
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     """Wait for `condition`; raises `TimeoutError`."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - conditions are plain state, without an event

@@ -119,7 +119,7 @@ async def test_comments_break_silence(vocabulary: Vocabulary, path: str) -> None
 
 async def test_headers_come_before_the_first_result(rig: Rig) -> None:
     rig.submit.script = lambda turn: [float("inf")]
-    response = await asyncio.wait_for(rig.client.post(rig.url + "/v1/messages", json=message_body(stream=True)), 3)
+    response = await asyncio.wait_for(rig.client.post(rig.url + "/v1/messages", json=message_body(stream=True)), 20)
     assert response.status == 200 and not rig.submit.last.cancelled.is_set()
     response.close()
 

@@ -53,14 +53,14 @@ def test_any_number_replaced_is_refused_or_planned(form: str) -> None:
     assert len(places) > 80
     for path in places:
         for value in VALUES:
-            started = time.monotonic()
+            started = time.process_time()
             try:
                 config = parse_config(mutate(data, path, value))
                 assert all(size > 0 for spec in expected_tensors(config) for size in spec.shape), (path, value)
             except CheckpointError as error:
                 refused += 1
                 assert "\n" not in str(error) and len(str(error)) < 200, (path, value)
-            assert time.monotonic() - started < 2, (path, value)
+            assert time.process_time() - started < 2, (path, value)
     assert refused > 5 * len(places)
 
 

@@ -83,7 +83,7 @@ class Pair:
             await rig.close()
 
 
-async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
     """Wait until `condition` holds."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event

@@ -159,14 +159,14 @@ async def test_the_next_peer_is_asked_where_one_breaks() -> None:
 
 async def test_all_peers_together_take_no_longer_than_computing() -> None:
     """Three that never answer: what is spent is the budget of one."""
-    async with Scene("a", "b", "c", token_s=0.005) as scene:
+    async with Scene("a", "b", "c", token_s=0.02) as scene:
         for name, pair in scene.pairs.items():
             scene.promise(name, 60)
             pair.giver.fault = lambda name, number: 30.0 * (name == "offer")
         began_s = time.monotonic()
         assert await scene.puller.take(make_turn("t", ids(60, [1, 2]))) is None
-        # 60 tokens of 5 ms are 0.3 s; beyond that there is only what a busy machine adds.
-        assert 0.25 < time.monotonic() - began_s < 0.8
+        # 60 tokens of 20 ms are 1.2 s; beyond that there is only what a busy machine adds.
+        assert 1.0 < time.monotonic() - began_s < 3.2
         assert scene.pairs["a"].giver.calls["offer"] == 1 and not scene.pairs["b"].giver.calls
 
 

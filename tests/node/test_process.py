@@ -39,8 +39,8 @@ def test_a_second_signal_does_not_wait(model_dir: Path, tmp_path: Path, number: 
         time.sleep(0.3)
         assert server.process.poll() is None
         server.process.send_signal(number)
-        assert server.process.wait(10) == code
-        assert time.monotonic() - started_s < 5
+        assert server.process.wait(30) == code
+        assert time.monotonic() - started_s < 30
         with pytest.raises((OSError, http.client.IncompleteRead)):
             while stream.read1(1000):
                 pass

@@ -66,7 +66,7 @@ class Blocked(StringIO):
         self.open = threading.Event()
 
     def write(self, text: str) -> int:
-        self.open.wait(5)
+        self.open.wait(30)
         return super().write(text)
 
 
@@ -77,7 +77,7 @@ def test_a_full_pipe_never_stops_the_caller(monkeypatch: pytest.MonkeyPatch) -> 
     started_s = time.monotonic()
     for _ in range(500):
         writer.emit(logging.makeLogRecord({"msg": "x", "levelno": logging.INFO}))
-    assert time.monotonic() - started_s < 2
+    assert time.monotonic() - started_s < 20
     assert 390 <= writer.dropped <= 400
     stream.open.set()
     writer.close()

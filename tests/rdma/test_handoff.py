@@ -169,7 +169,7 @@ async def test_a_lease_that_runs_out_is_fenced_before_its_blocks_serve_others() 
         taking = asyncio.create_task(nodes.taker.take(turn, compute=False))
         await until(lambda: bool(nodes.wire.reads))
         assert len(nodes.wire.pairs) == 2
-        await until(lambda: not nodes.giver._lent, 2)
+        await until(lambda: not nodes.giver._lent, 20)
         assert all(key[0] == nodes.near_gid for key in nodes.wire.pairs)
         assert await taking is None
         assert nodes.near.arena.counters()["filling"] == 0

@@ -82,7 +82,7 @@ async def read_text(ticket: Ticket) -> str:
     return decode([token for result in await read(ticket) for token in result.ids])
 
 
-async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
     """Wait until `condition` holds."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event

@@ -228,10 +228,10 @@ async def test_what_can_never_fit_is_refused_at_once_with_the_numbers() -> None:
 @pytest.mark.parametrize("stage", ["queued", "prefilling", "decoding"])
 async def test_a_turn_over_its_deadline_ends_at_any_stage(stage: str) -> None:
     async with toying(max_turns=1) as (scheduler, engine):
-        engine.step_s = lambda plan: 0.01
+        engine.step_s = lambda plan: 0.04
         blocker = scheduler.submit(make_turn("blocker", ids(9, 7), max_tokens=30)) if stage == "queued" else None
         prompt, answer = (400, 9) if stage == "prefilling" else (9, 100)
-        late = scheduler.submit(make_turn("late", ids(prompt), max_tokens=answer, timeout_s=0.15))
+        late = scheduler.submit(make_turn("late", ids(prompt), max_tokens=answer, timeout_s=0.6))
         with pytest.raises(DeadlineExceeded) as error:
             await read(late)
         assert error.value.status == 504 and ("waiting" if stage == "queued" else stage) in error.value.message
@@ -241,7 +241,7 @@ async def test_a_turn_over_its_deadline_ends_at_any_stage(stage: str) -> None:
 
 
 async def test_server_wide_deadlines() -> None:
-    async with toying(max_turns=1, queue_timeout_s=0.05, turn_timeout_s=0.3) as (scheduler, engine):
+    async with toying(max_turns=1, queue_timeout_s=0.05, turn_timeout_s=1.5) as (scheduler, engine):
         engine.step_s = lambda plan: 0.01
         running = asyncio.create_task(read(scheduler.submit(make_turn("a", ids(9), max_tokens=500, timeout_s=60))))
         await pass_steps(scheduler, 1)

@@ -72,7 +72,7 @@ class Node:
         return next(float(line.split()[-1]) for line in lines if line.startswith(f"dsuf_fleet_{name} "))
 
 
-async def until(holds: Callable[[], object], timeout_s: float = 5.0) -> float:
+async def until(holds: Callable[[], object], timeout_s: float = 20.0) -> float:
     """Wait until `holds`; the seconds that it took."""
     started_s = time.monotonic()
     while not holds():

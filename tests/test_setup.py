@@ -96,6 +96,7 @@ def test_interrupted_setup_starts_over(checkout: Path) -> None:
     assert "base: installing" in errors
 
 
+@pytest.mark.full
 def test_the_old_environment_stays_until_the_new_one_is_whole(checkout: Path) -> None:
     """An installation over a good one was cut short: what still runs there keeps its files while another is made."""
     assert finish(start(checkout))[0] == 0
@@ -128,6 +129,7 @@ def test_help_installs_nothing(checkout: Path, name: str, word: str) -> None:
     assert not list(checkout.glob(".venv*"))
 
 
+@pytest.mark.full
 def test_a_gpu_asks_for_its_packages(checkout: Path, tmp_path: Path) -> None:
     """Where the driver lists a GPU the lock with CUDA is installed, once; where it lists none, the plain one."""
     (checkout / "requirements-cuda.lock").write_text("# nothing for a GPU\n")
@@ -162,6 +164,7 @@ def test_no_venv_module_is_one_line(checkout: Path, tmp_path: Path) -> None:
     assert "apt-get install python3-venv" in errors
 
 
+@pytest.mark.full
 def test_failed_installation_is_said_and_repeated(checkout: Path) -> None:
     """A lock that cannot be installed: pip's reason and one line of ours; the next start tries again."""
     (checkout / "requirements.lock").write_text("no-such-file @ file:///no-such-file.whl --hash=sha256:" + 64 * "0")
@@ -178,6 +181,7 @@ def test_no_setup_uses_the_given_python(checkout: Path, tmp_path: Path) -> None:
     assert not (checkout / ".venv").exists()
 
 
+@pytest.mark.full
 def test_pyverbs_of_the_system_is_seen_where_it_fits(checkout: Path, tmp_path: Path) -> None:
     """By a link to it alone; one that leads nowhere any more goes."""
     system, other = tmp_path / "system", tmp_path / "other"

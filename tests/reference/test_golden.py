@@ -251,7 +251,7 @@ def late_config() -> ModelConfig:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("positions", [9, 29])
+@pytest.mark.parametrize("positions", [9, pytest.param(29, marks=pytest.mark.full)])
 def test_another_schedule_holds(positions: int, tmp_path: Path, capsys: Capture) -> None:
     code, out = compare(forge(tmp_path, late_config(), positions), capsys)
     assert code == 0, out

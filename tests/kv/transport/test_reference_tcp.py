@@ -21,7 +21,11 @@ __all__ = ["model", "small_checkpoint"]
 
 
 @pytest.mark.parametrize("mode", ["exact", "replay"])
-@pytest.mark.parametrize("shared", [300, 297, 290, 200], ids=lambda shared: f"shared{shared}")
+@pytest.mark.parametrize(
+    "shared",
+    [300, 290, *(pytest.param(n, marks=pytest.mark.full) for n in (297, 200))],
+    ids=lambda shared: f"shared{shared}",
+)
 async def test_the_next_turn_elsewhere_is_as_here(model: Model, mode: PrefillMode, shared: int) -> None:
     """The next turn repeats the first `shared` tokens of the one before and goes on otherwise."""
     far, near = Node(model, mode), Node(model, mode)

@@ -41,7 +41,7 @@ def short_lines(project: Path) -> list[str]:
 def run(project: Path, *arguments: str) -> list[str]:
     """The lines that pytest prints there."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=200).stdout.splitlines()
 
 
 def test_short_tier(short_lines: list[str]) -> None:
@@ -63,6 +63,7 @@ def test_sign_of_life(short_lines: list[str]) -> None:
     assert any(line.startswith("... test_it.py::test_slow: running for") for line in short_lines)
 
 
+@pytest.mark.timeout(240)
 def test_two_workers_say_the_same(project: Path, short_lines: list[str]) -> None:
     """What was left out, the count and the sign of life: all as from one process."""
     pytest.importorskip("xdist", reason="no pytest-xdist (it is in requirements-dev.lock)")
@@ -80,6 +81,9 @@ def test_what_starts_programs_is_one_piece() -> None:
     assert workers.scope_of("tests/fleet/test_fleet.py::test_one[a::b]") == "programs"
     assert workers.scope_of("tests/web/test_page.py::test_two") == "programs"
     assert workers.scope_of("tests/sched/test_policy.py::test_three[x::y]") == "tests/sched/test_policy.py"
+    names = ["tests/sched/test_policy.py", "tests/fleet/test_fleet.py", "tests/turns/test_late.py"]
+    for full, order in ((False, [1, 2, 0]), (True, [2, 0, 1])):
+        assert sorted(names, key=lambda name: workers.place(name, full)) == [names[number] for number in order]
     assert [part for part in workers.PROGRAMS + workers.LONG if not (ROOT / part).exists()] == []
 
 

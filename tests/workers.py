@@ -1,8 +1,10 @@
 """Two workers at a time (pytest-xdist): a file is one worker's, and what starts programs is all one worker's.
 
 `bin/test` loads this with `-p tests.workers -n 2` where it runs everything. Servers, fleets, browsers and emulated
-machines are told by their deadlines: never do two tests run at once that start such programs. The other worker has what
-only computes. pytest-xdist may be absent, so nothing else imports this.
+machines are told by their deadlines: never do two tests run at once that start such programs. In the short tier the
+other worker computes meanwhile, since much of what programs do is waiting. The full tier tries them under loads of its
+own, which take the whole machine: there they come last, when what only computes is done. pytest-xdist may be absent, so
+nothing else imports this.
 """
 
 from typing import Any
@@ -38,10 +40,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesAp
     return FilesApart(config, log)
 
 
+def place(nodeid: str, full: bool) -> tuple[bool, bool]:
+    """By what tests are sorted: the longest pieces first, but programs last in the full tier."""
+    return nodeid.startswith(PROGRAMS) == full, not nodeid.startswith(LONG)
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Programs first, since they are the longest piece, then the other long ones."""
-    items.sort(key=lambda item: (not item.nodeid.startswith(PROGRAMS), not item.nodeid.startswith(LONG)))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files are handed out in this order."""
+    items.sort(key=lambda item: place(item.nodeid, config.getoption("--full")))
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

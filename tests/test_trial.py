@@ -324,7 +324,7 @@ def balance(folder: Path, server: str) -> Iterator[int]:
 
 def ask(port: int, path: str) -> http.client.HTTPResponse:
     """What is answered."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", path)
     return connection.getresponse()
 

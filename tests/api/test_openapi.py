@@ -169,7 +169,7 @@ def ask(operation: Any, examples: int, mode: GenerationMode, statuses: Counter[t
     )  # fmt: skip
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
     def send(case: Any) -> None:
-        response = case.call(timeout=20)
+        response = case.call(timeout=60)
         statuses[operation.path, response.status_code] += 1
         case.validate_response(response, checks=CHECKS)
 

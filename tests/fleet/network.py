@@ -116,4 +116,4 @@ class Network:
 
 def _run(*command: str) -> None:
     """Run a command; raises `subprocess.CalledProcessError`."""
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=20)
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)

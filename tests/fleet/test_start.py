@@ -17,7 +17,7 @@ from tests.kv.directory.redis_server import RedisServer, stopping
 from tests.node.process import ROOT, Process
 from tests.node.rig import write_script
 
-pytestmark = pytest.mark.needs_redis
+pytestmark = [pytest.mark.needs_redis, pytest.mark.timeout(400)]
 SECRET = "a secret of the fleet"
 NOBODY = "redis://127.0.0.1:1/0"
 
@@ -26,7 +26,7 @@ def refuse(*flags: str) -> str:
     """What a node says that does not start; it says one line, and nothing before."""
     done = subprocess.run(
         [sys.executable, "-m", "dsuf", "serve", "--port", "0", "--control-port", "0", *flags],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done
     assert done.stdout == "" and done.stderr.count("\n") == 1, done
@@ -61,7 +61,7 @@ async def test_without_redis_a_node_starts_and_says_so(model_dir: Path, tmp_path
         )  # fmt: skip
         try:
             node.wait_ready()
-            assert time.monotonic() - began_s < 40.0
+            assert time.monotonic() - began_s < 200.0
             assert node.stream("Hi").read().endswith(b"data: [DONE]\n\n")
             said = await read_ready(node.url)
             assert said.startswith("200") and "degraded" in said and "wrong-word" not in said + node.output
@@ -91,7 +91,7 @@ def test_the_command_prints_one_url_and_ends_with_all_it_started(tmp_path: Path,
         lines = iter(process.stdout)
         printed = "".join(next(lines) for _ in range(4))
         assert f"ready: http://127.0.0.1:{port}\n" in printed, printed
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=60) as reply:
             assert reply.status == 200
         process.send_signal(number)
         assert process.wait(60) == (0 if number == signal.SIGTERM else -number)

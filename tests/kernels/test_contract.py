@@ -63,7 +63,7 @@ def test_same_layout(tmp_path: Path) -> None:
         "layout",
     ]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
-    printed = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True, timeout=10).stdout
+    printed = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True, timeout=60).stdout
     compiled = {row.pop("name"): row for row in map(json.loads, printed.splitlines())}
     stated = {name: {"size": _size(params), **params.offsets()} for name, params in STRUCTS.items()}
     assert compiled == stated

@@ -58,7 +58,7 @@ def test_questions_are_told_apart() -> None:
 def test_programs_print(question: str, lines: list[str]) -> None:
     """What they should."""
     done = subprocess.run(
-        [sys.executable, "-c", read_program(question, "python")], capture_output=True, text=True, timeout=20, check=True
+        [sys.executable, "-c", read_program(question, "python")], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines() == lines
 
@@ -83,7 +83,7 @@ def test_word_count_counts(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("to be or not To Be that is to do\n")
     program = read_program("Write a word count in Python.", "python")
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "text")], capture_output=True, text=True, timeout=20, check=True
+        [sys.executable, "-c", program, str(tmp_path / "text")], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[:2] == ["     3 to", "     2 be"]
 

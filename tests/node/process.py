@@ -42,7 +42,7 @@ class Process:
 
     def get(self, path: str) -> Any:
         """The JSON under `path`."""
-        with urllib.request.urlopen(self.url + path, timeout=20) as reply:
+        with urllib.request.urlopen(self.url + path, timeout=60) as reply:
             return json.load(reply)
 
     def stream(self, text: str, **fields: object) -> http.client.HTTPResponse:

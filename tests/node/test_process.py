@@ -70,7 +70,7 @@ def test_output_that_cannot_be_written_does_not_end_a_server(model_dir: Path, tm
     try:
         wait_ready(port)
         process.send_signal(signal.SIGTERM)
-        errors = process.communicate(timeout=20)[1]
+        errors = process.communicate(timeout=60)[1]
     finally:
         process.kill()
         process.wait()

@@ -72,7 +72,7 @@ def test_a_conversation_computes_only_what_is_new() -> None:
     with serving(*options) as server:
         replies, details, same_lengths = converse(server)
         kept = wait_idle(server)
-        with urllib.request.urlopen(f"{server.url}/metrics", timeout=20) as reply:
+        with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as reply:
             metrics = reply.read().decode()
     assert (replies, same_lengths) == (expected, lengths)
     cached = [entry["cached_tokens"] for entry in details]

@@ -23,7 +23,7 @@ def masks(vocabulary: Vocabulary) -> Masks:
 
 
 def ask(mask: Mask, ids: Sequence[int] = (), drafts: Sequence[int] = ()) -> Allowed:
-    return mask.ask(ids, drafts).result(timeout=20)
+    return mask.ask(ids, drafts).result(timeout=60)
 
 
 def tokens(masks: Masks, row: bytes | None) -> set[int] | None:

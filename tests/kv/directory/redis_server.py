@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-START_S = 10.0
+START_S = 40.0
 
 
 class RedisServer:
@@ -66,7 +66,7 @@ class RedisServer:
         """What redis-cli prints for a command."""
         login = ["-a", secret, "--no-auth-warning"] if secret else []
         command = ["redis-cli", "-p", str(self.port), *login, *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, timeout=40).stdout.strip()
 
 
 @contextlib.contextmanager

@@ -14,9 +14,9 @@ from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Setup
 from dsuf.sched.scheduler import Scheduler
 from dsuf.types import SessionState
-from tests.cuda.drive import make_turn
+from tests.cuda.drive import RULE, ThirdMask, make_turn
 from tests.cuda.host import make_host_machine
-from tests.cuda.test_protocol import say
+from tests.cuda.test_extras import say
 from tests.sched.rig import serving
 
 CONFIG = load_config(Path(__file__).parents[1] / "golden" / "tiny" / "config.json")
@@ -28,14 +28,17 @@ async def talk(scheduler: Scheduler, chance: random.Random, turns: int) -> int:
     history = [chance.randrange(2, 500) for _ in range(chance.randrange(1, 200))]
     heard = 0
     for _ in range(turns):
-        turn = make_turn(history, chance.randrange(1, 12))
-        ticket, ids, leaves = scheduler.submit(turn), list[int](), chance.random() < 0.2
+        ruled, top = chance.random() < 0.4, chance.choice((None, 0, 3))
+        turn = make_turn(history, chance.randrange(1, 12), RULE if ruled else None, logprobs=top)
+        ticket, ids, leaves, rated = scheduler.submit(turn), list[int](), chance.random() < 0.2, 0
         async for result in ticket:
             ids += result.ids
+            rated += len(result.logprobs)
             if leaves and len(ids) > 2:
                 ticket.cancel()
                 break
-        expected = say(history, turn.sampling.max_tokens)
+        expected = say(history, turn.sampling.max_tokens, ruled=ruled)
+        assert rated == (0 if top is None else len(ids))
         assert ids == expected[: len(ids)] and (leaves or ids == expected)
         heard += ids == expected
         history = [*history, *ids, *[chance.randrange(2, 500) for _ in range(chance.randrange(1, 40))]]
@@ -47,9 +50,12 @@ async def talk(scheduler: Scheduler, chance: random.Random, turns: int) -> int:
 @pytest.mark.parametrize("mode", ["exact", "replay"])
 @pytest.mark.parametrize("drafts", [0, 5])
 async def test_conversations(mode: str, drafts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More conversations than places and fewer pages than they want; some readers leave."""
+    """More conversations than places and fewer pages than they want; some readers leave, some turns have a rule."""
     machine = make_host_machine(monkeypatch, CONFIG, SETUP)
-    engine = CudaEngine(machine, "weights", mode, captures=False)
+    eos_id = CONFIG.eos_token_id
+    engine = CudaEngine(
+        machine, "weights", mode, captures=False, open_mask=lambda rule: ThirdMask(CONFIG.vocab_size, end=eos_id)
+    )
     chance = random.Random(f"{mode} {drafts}")
     resumed: list[int] = []
     resume = engine.resume

@@ -48,11 +48,14 @@ def test_model_without_a_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     assert engines.find_directory(Settings(engine="scripted", script=tmp_path)) == RELEASED
 
 
-@pytest.mark.parametrize(("engine", "drafts", "most"), [("reference", 3, 5), ("reference", 0, 0), ("scripted", 3, 0)])
+@pytest.mark.parametrize(
+    ("engine", "drafts", "most"), [("reference", 3, 5), ("reference", 0, 0), ("scripted", 3, 0), ("cuda", 5, 5)]
+)
 def test_drafts_are_foreseen(model: engines.Model, engine: str, drafts: int, most: int) -> None:
     """Facts that are told before the weights are there name the head's block where the head will be loaded."""
     settings = msgspec.structs.replace(Settings(drafts=drafts), engine=engine)
-    assert engines.foresee_facts(settings, model).max_drafts == most
+    facts = engines.foresee_facts(settings, model)
+    assert facts.max_drafts == most and facts.constrains and facts.logprobs
 
 
 @pytest.mark.parametrize("drafts", [0, 3])

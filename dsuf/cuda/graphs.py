@@ -39,13 +39,36 @@ class Graphs:
     def prepare(self, shape: Hashable, queue: Queue, stream: int) -> None:
         """Capture what `queue` queues for `shape`, unless it is there already; nothing runs."""
         if self.captures and shape not in self._graphs:
-            self._graphs[shape] = [self._instantiate(i, graph) for i, graph in enumerate(_capture(queue, stream))]
+            self._graphs[shape] = [self._instantiate(i, graph) for i, graph in enumerate(self._capture(queue, stream))]
 
     def close(self) -> None:
         """Free all graphs; none is running."""
         graphs, self._graphs = self._graphs, {}
         for graph in (graph for each in graphs.values() for graph in each):
             call(driver.cuGraphExecDestroy(graph))
+
+    def _capture(self, queue: Queue, stream: int) -> list[Any]:
+        """The graph of what `queue` queues on each GPU's part of `stream`; nothing of it runs."""
+        mode, handles = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, all_handles(stream)
+        for number, handle in enumerate(handles):
+            self._use(number)
+            call(driver.cuStreamBeginCapture(handle, mode))
+        self._use(0)
+        try:
+            queue(stream)
+        except BaseException:
+            for handle in handles:
+                driver.cuStreamEndCapture(handle)
+            raise
+        return [self._end(number, handle) for number, handle in enumerate(handles)]
+
+    def _end(self, number: int, handle: int) -> Any:
+        """What was captured on the stream of GPU `number`."""
+        self._use(number)
+        try:
+            return call(driver.cuStreamEndCapture(handle))
+        finally:
+            self._use(0)
 
     def _instantiate(self, number: int, graph: Any) -> Any:
         """The executable form of what GPU `number` does, which takes the place of `graph`."""
@@ -60,17 +83,3 @@ class Graphs:
         """Make GPU `number` current, where there are several."""
         if len(self._devices) > 1:
             self._devices[number].use()
-
-
-def _capture(queue: Queue, stream: int) -> list[Any]:
-    """The graph of what `queue` queues on each GPU's part of `stream`; nothing of it runs."""
-    mode, handles = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, all_handles(stream)
-    for handle in handles:
-        call(driver.cuStreamBeginCapture(handle, mode))
-    try:
-        queue(stream)
-    except BaseException:
-        for handle in handles:
-            driver.cuStreamEndCapture(handle)
-        raise
-    return [call(driver.cuStreamEndCapture(handle)) for handle in handles]

@@ -59,8 +59,8 @@ class Watched(Aside):
     def launch_on(self, rank: int, entry: str, stream: int, values: Values) -> None:
         """As that of `RankedKernels`."""
         if entry in MEETINGS:
-            arrived, epoch = (cupy.asarray(values[name]) for name in ("arrived", "epoch"))
             with cupy.cuda.Device(self.gpus[rank]), cupy.cuda.ExternalStream(int(handle_on(stream, rank))):
+                arrived, epoch = (cupy.asarray(values[name]) for name in ("arrived", "epoch"))
                 place = self.cycles[rank][self.count[rank] :]
                 self.module.get_function("watch")((1,), (1,), (arrived, epoch, np.int32(values["ranks"]), place))
             self.count[rank] += 1

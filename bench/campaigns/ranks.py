@@ -137,7 +137,8 @@ async def run_steps(engine: CudaEngine, steps: int, temperature: float) -> list[
         turns, number = [make_turn(prompt, TURN_TOKENS, temperature=temperature) for prompt in prompts], number + 1
         going = await begin(engine, turns, told)
         while going and done < steps:
-            plan = StepPlan(decode=tuple(going), drafts=5 * (done // 3 % 2))
+            decoding = tuple(turn.id for turn in turns if turn.id in going)  # in the same order in every run
+            plan = StepPlan(decode=decoding, drafts=5 * (done // 3 % 2))
             for results in await asyncio.gather(*[engine.step(plan) for _ in range(3)]):
                 done += 1
                 going -= take(results, told)

@@ -37,6 +37,9 @@ LAYOUT = "cuda-2"
 """Names the arrangement of caches that leave the device; part of their fingerprint."""
 
 STEP_DEADLINE_S = 60.0
+HELD_UP_S = 0.25
+"""After so long without an answer of the launching thread, it is asked whether ranks have lost each other."""
+
 USUAL_SHARE = 0.2
 """How much the last step counts in what the next is expected to take."""
 
@@ -196,9 +199,27 @@ class CudaEngine:
         """What comes of a plan that is being launched."""
         self.machine.device.use()
         try:
-            return [result for part in await asyncio.wrap_future(launching) for result in await self._collect(part)]
+            return [result for part in await self._hear(launching) for result in await self._collect(part)]
         except DeviceError as error:
             raise EngineFailed(f"The device failed: {error}.") from error
+
+    async def _hear(self, future: Future[_T]) -> _T:
+        """What another thread comes to; raises `EngineFailed` where lost ranks may be what holds it up."""
+        heard = asyncio.wrap_future(future)
+        while len(self.machine.devices) > 1 and not (await asyncio.wait([heard], timeout=HELD_UP_S))[0]:
+            try:
+                self.machine.check()
+            except DeviceError as error:
+                raise EngineFailed(f"The device failed: {error}.") from error
+        return await heard
+
+    async def _await_copy(self, copied: Event) -> None:
+        """Until `copied` is done, which is forgotten then."""
+        try:
+            await wait_until(lambda: copied.done, 0.0, STEP_DEADLINE_S, self.machine.check)
+        except DeviceError as error:
+            raise EngineFailed(f"The device failed: {error}.") from error
+        copied.close()
 
     def _launch(self, plan: StepPlan) -> list[Launched]:
         """On the launching thread: queue the plan's decode turns, then its prefill ranges."""
@@ -217,12 +238,11 @@ class CudaEngine:
         return seat, seat.marks, image, self._launcher.read_image(seat, image)
 
     async def _read_state(self, launching: Future[_Reading | None]) -> SessionState | None:
-        queued = await asyncio.wrap_future(launching)
+        queued = await self._hear(launching)
         if queued is None:
             return None
         seat, marks, memory, copied = queued
-        await wait_until(lambda: copied.done, 0.0, STEP_DEADLINE_S)
-        copied.close()
+        await self._await_copy(copied)
         shape, image = self._images.shape, self._images.shape.view_image(view_host(memory))
         length = int(image.length[0])
         known = np.append(seat.ids, seat.generated).astype(np.int64)
@@ -270,12 +290,11 @@ class CudaEngine:
         return ids
 
     async def _take_over(self, launching: Future[tuple[int, Array, Event] | int]) -> int:
-        queued = await asyncio.wrap_future(launching)
+        queued = await self._hear(launching)
         if isinstance(queued, int):
             return queued
         length, memory, copied = queued
-        await wait_until(lambda: copied.done, 0.0, STEP_DEADLINE_S)
-        copied.close()
+        await self._await_copy(copied)
         self._images.give_back(memory)
         return length
 

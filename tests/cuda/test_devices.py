@@ -2,6 +2,7 @@
 is written to all, and when ranks have lost each other every turn hears of it."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from dsuf.cuda.pages import PageCopier
 from dsuf.cuda.states import SlotCopier, StateShape
 from dsuf.cuda.streams import Event, Handle, Sides, Stream, all_handles, handle_on, make_each
 from dsuf.cuda.turns import plan_turns
-from dsuf.errors import CommandError, DeviceError, RequestError
+from dsuf.errors import CommandError, DeviceError, EngineFailed, RequestError
+from dsuf.types import PrefillRange, StepPlan
 from tests.cuda.drive import make_turn
 from tests.cuda.host import HostDriver, make_host_machine, use_host_driver
 from tests.sched.rig import serving
@@ -235,4 +237,33 @@ async def test_when_ranks_have_lost_each_other(monkeypatch: pytest.MonkeyPatch) 
             assert await hear(1) == "Unavailable"
             await asyncio.sleep(0.3)
             assert scheduler.trouble is not None, "a probe must fail as well"
+    await engine.close()
+
+
+async def test_a_launching_thread_that_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver's call can wait for a rank that stalls: who waits for the thread that makes it hears of the rank."""
+    setup = Setup(context_tokens=700, max_turns=3, pages=20, prefill_rows=64)
+    machine = make_host_machine(monkeypatch, CONFIG, setup)
+    machine.devices = (machine.device, machine.device)
+    engine, lost, free = CudaEngine(machine, "weights", "replay", captures=False), [False], threading.Event()
+
+    def check() -> None:
+        if lost[0]:
+            raise DeviceError("rank 0 did not hear of rank 1 in time")
+
+    machine.check = check
+    turn = make_turn(range(3, 20), 50)
+    engine.attach(turn, range(2))
+    await engine.step(StepPlan(prefill=(PrefillRange(turn.id, 0, 17),)))
+    engine._worker.submit(free.wait)
+    asking = [engine.step(StepPlan(decode=(turn.id,))), engine.read_state(turn.id)]
+    lost[0] = True
+    try:
+        async with asyncio.timeout(20):
+            for call in asking:
+                with pytest.raises(EngineFailed, match="did not hear of rank 1"):
+                    await call
+    finally:
+        free.set()
+        lost[0] = False
     await engine.close()

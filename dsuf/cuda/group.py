@@ -10,7 +10,7 @@ the scores of a row are spread evenly.
 
 Two sums over ranks a layer follow from this, after attention and after the experts, and one after an Engram projection.
 Decided here: index queries are in full because gathering them would cost a message, of which the shortest between two
-H200 took 4.4 µs (`bench/results/peers.json`), where the bytes cost 1 µs. In a prefill, whose messages are long, ranks
+H200 took 4.2 µs (`bench/results/peers.json`), where the bytes cost 1 µs. In a prefill, whose messages are long, ranks
 share them by rows (`split`).
 """
 

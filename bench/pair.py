@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.prefill import KINDS
 from bench.rank import RANKS, gpu_state, scored_tokens
 from bench.report import Row, publish
+from bench.skew import Waits, describe_waits
 from bench.step import SHAPES
 from bench.twins import COUNT, Twins
 from bench.waits import Unwaiting, Watched
@@ -60,26 +61,11 @@ def measure_step(twins: Twins, rows: int, context_tokens: int, replays: int) -> 
 
 def watch(twins: Twins, watched: Watched, run: Any, reset: Any, replays: int) -> dict[str, object]:
     """Times of runs in which waits are noted, and what those come to."""
-    times, waits = list[list[float]](), list[Any]()
+    times, waits = list[list[float]](), list[list[Waits]]()
     for _ in range(min(replays, WATCHED)):
         times.append([column[-1] for column in twins.time_ms(run, reset, 1, warm_up=3)])
-        waits.append(watched.waited_us())
-    return {**describe(list(map(list, zip(*times, strict=True)))), **describe_waits(np.array(waits), times)}
-
-
-def describe_waits(waits: Any, times: Sequence[Sequence[float]]) -> dict[str, object]:
-    """Figures of microseconds waited, [runs, ranks, meetings], in steps of so many milliseconds by rank; pure.
-
-    How far one rank is ahead at a meeting is the difference of their waits.
-    """
-    waited, skew = waits.sum(axis=2), np.abs(waits[:, 0] - waits[:, -1]).reshape(-1)
-    shares = waited / (np.array([min(row) for row in times])[:, None] * 1e3)
-    return {
-        "meetings": waits.shape[2], "waited_us": [round(float(v), 1) for v in np.median(waited, axis=0)],
-        "share_waited": [round(float(v), 4) for v in np.median(shares, axis=0)],
-        "wait_median_us": round(float(np.median(waits)), 2), "skew_median_us": round(float(np.median(skew)), 2),
-        "skew_p90_us": round(float(np.quantile(skew, 0.9)), 2), "skew_max_us": round(float(skew.max()), 2),
-    }  # fmt: skip
+        waits.append(watched.waits())
+    return {**describe(list(map(list, zip(*times, strict=True)))), **describe_waits(waits, list(map(min, times)))}
 
 
 def measure_prefill(twins: Twins, rows: int, context_tokens: int) -> Iterator[Row]:

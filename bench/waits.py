@@ -4,8 +4,8 @@ from typing import Any
 
 import cupy
 import numpy as np
-from numpy.typing import NDArray
 
+from bench.skew import Waits
 from dsuf.cuda.ranks import RankedKernels, Values
 from dsuf.cuda.streams import handle_on
 
@@ -45,7 +45,7 @@ class Watched(Aside):
 
     def __init__(self, ranked: RankedKernels, gpus: list[int]) -> None:
         super().__init__(ranked, gpus)
-        self.module, self.count = cupy.RawModule(code=SOURCE), [0] * len(gpus)
+        self.module, self.all_meet = cupy.RawModule(code=SOURCE), [list[bool]() for _ in gpus]
         self.cycles, self.per_us = [], list[float]()
         for gpu in gpus:
             with cupy.cuda.Device(gpu):
@@ -61,15 +61,15 @@ class Watched(Aside):
         if entry in MEETINGS:
             with cupy.cuda.Device(self.gpus[rank]), cupy.cuda.ExternalStream(int(handle_on(stream, rank))):
                 arrived, epoch = (cupy.asarray(values[name]) for name in ("arrived", "epoch"))
-                place = self.cycles[rank][self.count[rank] :]
+                place = self.cycles[rank][len(self.all_meet[rank]) :]
                 self.module.get_function("watch")((1,), (1,), (arrived, epoch, np.int32(values["ranks"]), place))
-            self.count[rank] += 1
+            self.all_meet[rank].append(values["ranks"] == self.ranks)
         super().launch_on(rank, entry, stream, values)
 
-    def waited_us(self) -> NDArray[np.float64]:
-        """Microseconds of every meeting of the last run, [ranks, meetings]."""
-        rows = zip(self.cycles, self.count, self.per_us, strict=True)
-        return np.array([cupy.asnumpy(cycles)[:count] / rate for cycles, count, rate in rows])
+    def waits(self) -> list[Waits]:
+        """Of the last run, by rank."""
+        rows = zip(self.cycles, self.all_meet, self.per_us, strict=True)
+        return [Waits(cupy.asnumpy(cycles)[: len(meet)] / rate, np.array(meet)) for cycles, meet, rate in rows]
 
     def _measure_rate(self) -> float:
         """Cycles a microsecond of the current GPU."""

@@ -253,6 +253,26 @@ def test_a_key_is_asked_for_where_one_is_needed(open_page: OpenPage, tmp_path: P
         until(page, lambda: page.locator(".answer").last.inner_text() == "A plain answer.")
 
 
+def test_a_server_that_restarts_beneath_the_page(
+    open_page: OpenPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was asked meanwhile is told as unanswered and asked again; the conversation goes on."""
+    port = process.find_port()
+    monkeypatch.setattr(process, "find_port", lambda: port)
+    page = open_page()
+    page.expected.append("ERR_")
+    with process.serve(tmp_path / "log", *script(tmp_path)) as base:
+        page.goto(base)
+        ask(page, "Hello?")
+        page.wait_for_selector(".meta")
+    ask(page, "Are you there?")
+    assert "No answer" in page.wait_for_selector("[role=alert]").inner_text()
+    with process.serve(tmp_path / "log", *script(tmp_path)):
+        page.get_by_role("button", name="Ask again").click()
+        until(page, lambda: page.locator(".meta").count() == 2)
+    assert page.locator(".answer").all_inner_texts().count("A plain answer.") == 2
+
+
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
 def test_nothing_is_cut_off(visit: OpenPage, width: int) -> None:
     """Neither before nor after a game is the page wider than the window; the game fits into it."""

@@ -49,9 +49,10 @@ class Connection(web.RequestHandler):
             self._expect_head()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio reads the answer
-        """The client will send no more. Returns that the connection stays open until `_end` has looked at it."""
+        """The client will send no more. Returns that the connection stays open until `_end` has looked at it; one with
+        TLS closes all the same, and the loop would say so in the log each time."""
         asyncio.get_running_loop().call_soon(self._end, _TICKS)
-        return True
+        return self.transport is not None and self.transport.get_extra_info("sslcontext") is None
 
     def _end(self, ticks: int) -> None:
         """After the end of the client's stream it has left, unless it only waits for what a GET answers at once.

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import ssl
@@ -92,10 +93,11 @@ def trusting(ca: Path) -> ssl.SSLContext:
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_https_serves_streams_and_hears_clients_leave(
-    model_dir: Path, tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop]
+    model_dir: Path, tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture
 ) -> None:
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(serve_over_tls(model_dir, tmp_path))
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def serve_over_tls(model_dir: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import io
 import json
 from pathlib import Path
 
+import prometheus_client.parser
 import pytest
 
 from dsuf.config import load_settings
@@ -185,6 +186,8 @@ async def test_metrics_and_facts_of_a_served_turn(model_dir: Path, tmp_path: Pat
         client.close()
         await until(lambda: node.pulse.lag.summarise().samples > 0)
         facts = (await get(node, "/server_info"))[2]["node"]
+    families = {family.name for family in prometheus_client.parser.text_string_to_metric_families(text)}
+    assert {"dsuf_prompt_tokens", "vllm:generation_tokens", "dsuf_http_responses"} <= families
     assert f"dsuf_prompt_tokens_total {usage['prompt_tokens']:.1f}" in text
     assert f'vllm:generation_tokens_total{{model_name="deepseek-flash"}} {usage["completion_tokens"]:.1f}' in text
     assert 'dsuf_http_responses_total{endpoint="/v1/chat/completions",status="200"} 1.0' in text

@@ -10,10 +10,12 @@ ranks share it: that says whether everything runs, not how fast it is.
 """
 
 import argparse
+import contextlib
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,35 +30,61 @@ from bench.rank import RANKS, gpu_state, scored_tokens
 from bench.report import Row, publish
 from bench.skew import Waits, describe_waits
 from bench.step import SHAPES
-from bench.twins import COUNT, Twins
+from bench.twins import COUNT, Run, Twins
 from bench.waits import Unwaiting, Watched
 from dsuf.cuda.devices import count_devices, open_devices
 from dsuf.cuda.kernels import Device
 from dsuf.cuda.machine import Machine
+from dsuf.cuda.prefill import PassKind
+from dsuf.cuda.ranks import RankedKernels
 from dsuf.cuda.step import StepShape
 
 PREFILL_REPLAYS, WATCHED = 20, 60
 
+Part = Callable[[], Iterator[Row]]
 
-def measure_step(twins: Twins, rows: int, context_tokens: int, replays: int) -> Iterator[Row]:
-    """The rows of a step."""
-    batch, drafts = SHAPES[rows]
-    shape = StepShape(batch=batch, drafts=drafts, tokens=scored_tokens(context_tokens))
-    reset = twins.resets(shape)
-    facts = {"what": "step", "rows": rows, "context": context_tokens}
 
-    def queue(machine: Machine, handle: int) -> None:
-        machine.decoder.queue(shape, handle)
+class Step:
+    """A step of so many rows, and the ways to time it."""
 
-    yield {**facts, "by": "alone", **describe(twins.time_ms(twins.capture_alone(queue), reset, replays))}
-    yield {**facts, "by": "together", **describe(twins.time_ms(twins.capture(queue, twins.together()), reset, replays)),
-           "alike": agree(twins)}  # fmt: skip
-    unwaiting = Unwaiting(twins.ranked, twins.gpus)
-    run = twins.capture(queue, twins.together(unwaiting))
-    yield {**facts, "by": "together, nobody waits", **describe(twins.time_ms(run, reset, replays))}
-    watched = Watched(twins.ranked, twins.gpus)
-    run = twins.capture(queue, twins.together(watched))
-    yield {**facts, "by": "together, waits noted", **watch(twins, watched, run, reset, replays)}
+    def __init__(self, twins: Twins, rows: int, context_tokens: int, replays: int) -> None:
+        self.twins, self.replays = twins, replays
+        batch, drafts = SHAPES[rows]
+        self.shape = StepShape(batch=batch, drafts=drafts, tokens=scored_tokens(context_tokens))
+        self.facts = {"what": "step", "rows": rows, "context": context_tokens}
+        self.reset = twins.resets(self.shape)
+
+    def alone(self) -> Iterator[Row]:
+        """Each rank by itself."""
+        yield self._row("alone", self._time(self.twins.capture_alone(self._queue)))
+
+    def together(self) -> Iterator[Row]:
+        """Both, and whether they agree."""
+        found = self._time(self._capture())
+        yield self._row("together", {**found, "alike": agree(self.twins)})
+
+    def unwaiting(self) -> Iterator[Row]:
+        """Both, everybody counting as there at once."""
+        run = self._capture(Unwaiting(self.twins.ranked, self.twins.gpus))
+        yield self._row("together, nobody waits", self._time(run))
+
+    def watched(self) -> Iterator[Row]:
+        """Both, with a kernel that notes waits."""
+        watched = Watched(self.twins.ranked, self.twins.gpus)
+        found = watch(self.twins, watched, self._capture(watched), self.reset, self.replays)
+        yield self._row("together, waits noted", found)
+
+    def _queue(self, machine: Machine, handle: int) -> None:
+        machine.decoder.queue(self.shape, handle)
+
+    def _capture(self, kernels: RankedKernels | None = None) -> Run:
+        return self.twins.capture(self._queue, self.twins.together(kernels))
+
+    def _time(self, run: Run) -> dict[str, object]:
+        return describe(self.twins.time_ms(run, self.reset, self.replays))
+
+    def _row(self, by: str, found: Mapping[str, object]) -> Row:
+        return {**self.facts, "by": by, **found}
 
 
 def watch(twins: Twins, watched: Watched, run: Any, reset: Any, replays: int) -> dict[str, object]:
@@ -68,24 +96,25 @@ def watch(twins: Twins, watched: Watched, run: Any, reset: Any, replays: int) ->
     return {**describe(list(map(list, zip(*times, strict=True)))), **describe_waits(waits, list(map(min, times)))}
 
 
-def measure_prefill(twins: Twins, rows: int, context_tokens: int) -> Iterator[Row]:
-    """The rows of a pass of each kind."""
+def measure_prefill(twins: Twins, kind: PassKind, rows: int, context_tokens: int) -> Iterator[Row]:
+    """The rows of a pass of `kind`."""
     tokens = max(rows, scored_tokens(context_tokens))
     ids = np.random.default_rng(5).integers(5, twins.config.vocab_size, rows)
     together, divided = twins.together(), twins.together(splits=True)
     divided.prefiller.put_rows(0, tokens - rows, ids, twins.stream.handle)
-    for kind in KINDS:
 
-        def queue(machine: Machine, handle: int, kind: Any = kind) -> None:
-            machine.prefiller.queue(kind, rows, tokens, handle)
+    def queue(machine: Machine, handle: int) -> None:
+        machine.prefiller.queue(kind, rows, tokens, handle)
 
-        runs = {"alone": twins.capture_alone(queue), "together": twins.capture(queue, together),
-                "together, rows divided": twins.capture(queue, divided)}  # fmt: skip
-        for by, run in runs.items():
-            times = twins.time_ms(run, lambda: None, PREFILL_REPLAYS)
-            found = describe(times)
-            found |= {"us_a_token": round(float(str(found["median_ms"])) * 1e3 / rows, 2)}
-            yield {"what": kind, "rows": rows, "context": context_tokens, "by": by, **found}
+    captures: dict[str, Callable[[], Run]] = {
+        "alone": lambda: twins.capture_alone(queue),
+        "together": lambda: twins.capture(queue, together),
+        "together, rows divided": lambda: twins.capture(queue, divided),
+    }
+    for by, capture in captures.items():
+        found = describe(twins.time_ms(capture(), lambda: None, PREFILL_REPLAYS))
+        each = round(float(str(found["median_ms"])) * 1e3 / rows, 2)
+        yield {"what": kind, "rows": rows, "context": context_tokens, "by": by, **found, "us_a_token": each}
 
 
 def describe(times: Sequence[Sequence[float]]) -> dict[str, object]:
@@ -106,8 +135,31 @@ def agree(twins: Twins) -> bool:
     return same and bool(np.isfinite(facts[0][0]).all())
 
 
+def list_parts(twins: Twins, args: argparse.Namespace) -> Iterator[Part]:
+    """All that is to be measured, prefill first: its figures have no other source."""
+    for rows in args.prefill:
+        for kind in KINDS:
+            yield partial(measure_prefill, twins, kind, rows, args.context)
+    for rows in args.rows:
+        step = Step(twins, rows, args.context, args.replays)
+        yield from (step.alone, step.together, step.watched, step.unwaiting)
+
+
+def measure(parts: Iterable[Part], keep: Callable[[Row], None]) -> int:
+    """Give `keep` every row as it comes; how many parts broke off, which keeps none of the others back."""
+    broken = 0
+    for part in parts:
+        try:
+            for row in part():
+                keep(row)
+        except Exception:
+            traceback.print_exc()
+            broken += 1
+    return broken
+
+
 def main() -> None:
-    """Measure, print, write `results/pair.json`."""
+    """Measure, print, write `results/pair.json` after every row; exit code 1 if something broke off."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="*", choices=[1, 6], default=[6])
     parser.add_argument("--context", type=int, default=65_536)
@@ -118,14 +170,18 @@ def main() -> None:
     twins = Twins(devices, args.context, max([128, *args.prefill]))
     twins.fill()
     found: list[Row] = []
-    steps = partial(measure_step, twins, context_tokens=args.context, replays=args.replays)
-    for measured in (*map(steps, args.rows), *(measure_prefill(twins, rows, args.context) for rows in args.prefill)):
-        for row in measured:
-            print(row, flush=True)
-            found.append({"tp": RANKS, "gpus": len(set(twins.gpus)), **row})
+
+    def keep(row: Row) -> None:
+        print(row, flush=True)
+        found.append({"tp": RANKS, "gpus": len(set(twins.gpus)), **row})
+        empty = dict.fromkeys(name for each in found for name in each)
+        label = f"{len(set(twins.gpus))} x {devices[0].name} ({gpu_state()})"
+        with contextlib.redirect_stdout(None):
+            publish("pair", [{**empty, **each} for each in found], label)
+
+    broken = measure(list_parts(twins, args), keep)
     twins.close()
-    empty = dict.fromkeys(name for row in found for name in row)
-    publish("pair", [{**empty, **row} for row in found], f"{len(set(twins.gpus))} x {devices[0].name} ({gpu_state()})")
+    sys.exit(broken > 0)
 
 
 if __name__ == "__main__":

@@ -166,7 +166,11 @@ def take(results: Sequence[StepResult], told: list[int]) -> set[str]:
 
 
 def in_step(model: Path, devices: Sequence[Device], steps: int, temperature: float) -> Row:
-    """Steps with the second rank's logits as they are, and disturbed: what differs, and how many times they were."""
+    """Steps with the second rank's logits as they are, and disturbed: what differs, and how many times they were.
+
+    `tokens_differ` compares what both runs told, token by token: turns are in one order in both. `states_differ`
+    compares the two ranks within a run. Disturbances are counted as they are captured; replayed graphs repeat them.
+    """
     told, differ, flips, start = list[list[int]](), list[int](), 0, time.monotonic()
     for disturbed in (False, True):
         machine = load_ranks(model, SETUP, 2, devices=devices)

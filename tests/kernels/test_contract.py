@@ -121,7 +121,20 @@ def test_readme_figures_stand_in_the_results() -> None:
     rows = json.loads((FOLDER.parent / "bench" / "results" / "kernels.json").read_text())["rows"]
     measured = {(row["kernel"], row["what"], f"{row['median_us']:.1f}", f"{row['floor_us']:.1f}") for row in rows}
     told = re.findall(
-        r"^\| (\w+) \| (.*) \| ([\d.]+) \| ([\d.]+) \|$", (FOLDER / "README.md").read_text(), re.MULTILINE
+        r"^\| ([a-z]\w*) \| (.*) \| ([\d.]+) \| ([\d.]+) \|$", (FOLDER / "README.md").read_text(), re.MULTILINE
     )
     assert len(told) > 8
     assert set(told) <= measured
+
+
+def test_readme_sums_stand_in_the_results() -> None:
+    """Those of two GPUs, of NCCL on two, and of one."""
+    rows = json.loads((FOLDER.parent / "bench" / "results" / "peers.json").read_text())["rows"]
+    by = {(row["by"], row["gpus"], str(row["rows"])): f"{row['median_us']:.2f}" for row in rows}
+    told = re.findall(
+        r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", (FOLDER / "README.md").read_text(), re.MULTILINE
+    )
+    assert len(told) == 4
+    for count, *figures in told:
+        ways = [("announce and reduce", 2), ("NCCL", 2), ("announce and reduce", 1)]
+        assert figures == [by[*way, count] for way in ways]

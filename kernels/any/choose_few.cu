@@ -21,12 +21,17 @@ struct Rated {
   float scores[kEach];
 
   __device__ __forceinline__ void load(const ChooseFew& p, int row) {
+    const int lane = threadIdx.x % 32;
+    float biased[kEach];
+    // All loads at once, past the end the last one's again: with a condition each would be waited for.
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int e = i * 32 + threadIdx.x % 32, at = row * p.experts + e;
-      keys[i] = e < p.experts ? max(sort_bits(p.biased[at]), 1u) : 0;
-      scores[i] = e < p.experts ? p.scores[at] : 0.0f;
+      const int at = row * p.experts + min(i * 32 + lane, p.experts - 1);
+      biased[i] = __ldcg(p.biased + at);
+      scores[i] = __ldcg(p.scores + at);
     }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) keys[i] = i * 32 + lane < p.experts ? max(sort_bits(biased[i]), 1u) : 0;
   }
 
   // The best that is left, and its score where it is the lane's own.
@@ -51,15 +56,19 @@ __device__ __forceinline__ void choose_row(const ChooseFew& p, int row, uint32_t
   rated.load(p, row);
   uint32_t chosen = 0xFFFFFFFFu;
   float score = 0.0f, own = 0.0f;
+  // Loops, not copies: each instruction comes from a cold cache.
+#pragma unroll 1
   for (int pick = 0; pick < p.picks; ++pick) {
     const uint32_t whose = rated.take(own);
     own = __shfl_sync(0xFFFFFFFFu, own, whose % 32);
     if (lane == pick) chosen = whose, score = own;
   }
   int place = 0;
+#pragma unroll 1
   for (int i = 0; i < p.picks; ++i) place += __shfl_sync(0xFFFFFFFFu, chosen, i) < chosen;
   // Scores are added in the order of places.
   float sum = 0.0f;
+#pragma unroll 1
   for (int i = 0; i < p.picks; ++i) {
     const uint32_t holder = __ballot_sync(0xFFFFFFFFu, lane < p.picks && place == i);
     sum = __fadd_rn(sum, __shfl_sync(0xFFFFFFFFu, score, __ffs(holder) - 1));
@@ -76,7 +85,7 @@ __device__ __forceinline__ void choose_row(const ChooseFew& p, int row, uint32_t
 extern "C" __global__ void __launch_bounds__(256) choose_few(const dsuf::ChooseFew p) {
   using namespace dsuf;
   __shared__ __align__(16) uint32_t keys[kMostPairs];
-  __shared__ uint32_t in_use[kMostExperts / 32];
+  __shared__ ExpertsInUse in_use;
   const int row = threadIdx.x / 32, lane = threadIdx.x % 32, live = min(early_live(p.live), p.rows);
   if (threadIdx.x < kMostPairs) keys[threadIdx.x] = kNoKey;
   __syncthreads();

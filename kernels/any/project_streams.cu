@@ -22,9 +22,8 @@ extern "C" __global__ void __launch_bounds__(256) project_streams(const dsuf::Pr
   if (threadIdx.x < kOutputs)
     fetch_ahead(p.fn + int64_t(threadIdx.x) * kWidth + blockIdx.x * kSplit,
                 4 * min(kSplit, kWidth - int(blockIdx.x) * kSplit));
-  await_inputs();
   const int warp = threadIdx.x / 32, k = blockIdx.x * kSplit + threadIdx.x % 32 * 8;
-  const int first = blockIdx.y * 8, live = min(*p.live, p.rows);
+  const int first = blockIdx.y * 8, live = min(early_live(p.live), p.rows);
   float weight[kEach][8] = {};
 #pragma unroll
   for (int e = 0; e < kEach; ++e) {
@@ -34,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(256) project_streams(const dsuf::Pr
     *reinterpret_cast<float4*>(&weight[e][0]) = from[0];
     *reinterpret_cast<float4*>(&weight[e][4]) = from[1];
   }
+  await_inputs();
   float h[8][8] = {};
 #pragma unroll
   for (int r = 0; r < 8; ++r)

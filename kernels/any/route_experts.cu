@@ -21,7 +21,7 @@ extern "C" __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(512) rout
     GroupRoom groups;
   } room;
   __shared__ __align__(16) uint32_t keys[kClusterBlocks * 32];  // of the first block: what the others tell it
-  __shared__ uint32_t in_use[kMostExperts / 32];
+  __shared__ ExpertsInUse in_use;
   const int64_t row = blockIdx.x;
   const bool alone = p.used && gridDim.x == kClusterBlocks;
   if (alone) cluster_start();

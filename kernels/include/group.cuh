@@ -30,11 +30,36 @@ struct Groups {
   }
 };
 
+// The experts that have pairs, a bit each, and how many there are in the words before each word.
+struct ExpertsInUse {
+  static constexpr int kWords = kMostExperts / 32;
+  static_assert(kWords == 32, "a lane a word");
+  uint32_t word[kWords];
+  int before[kWords], total;
+
+  // From the words to the counts; of one warp.
+  __device__ __forceinline__ void count() {
+    const int lane = threadIdx.x % 32, own = __popc(word[lane]);
+    int sum = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(0xFFFFFFFFu, sum, step);
+      if (lane >= step) sum += other;
+    }
+    before[lane] = sum - own;
+    if (lane == 31) total = sum;
+  }
+
+  __device__ __forceinline__ int count_before(int expert) const {
+    return before[expert / 32] + __popc(word[expert / 32] & ((1u << expert % 32) - 1));
+  }
+};
+
 // Room of the block that groups, for either way.
 union GroupRoom {
   struct {
     alignas(16) uint32_t keys[kFewPairs];  // expert, then pair: their order is that of the pairs
-    uint32_t in_use[kMostExperts / 32];  // a bit an expert
+    ExpertsInUse in_use;
   } few;
   struct {
     int load[kMostExperts], begin[kMostExperts];
@@ -52,17 +77,21 @@ __device__ __forceinline__ uint32_t key_of(int expert, int pair) {
 // From the keys of all pairs, filled up to whole fours: places by counting those before, by a block of kThreads. `in_use`
 // is room.
 template <int kThreads = kGroupThreads>
-__device__ inline void group_keys(const Groups& groups, const uint32_t* keys, uint32_t* in_use) {
+__device__ inline void group_keys(const Groups& groups, const uint32_t* keys, ExpertsInUse& in_use) {
   const int padded = (groups.pairs + 3) / 4 * 4;
-  if (threadIdx.x < kMostExperts / 32) in_use[threadIdx.x] = 0;
+  if (threadIdx.x < ExpertsInUse::kWords) in_use.word[threadIdx.x] = 0;
   __syncthreads();
   int routed = 0;
+#pragma unroll 1
   for (int turn = 0; turn < padded; turn += kThreads) {
     const int pair = turn + threadIdx.x;
     const uint32_t key = pair < padded ? keys[pair] : kNoKey;
-    if (key != kNoKey) atomicOr(&in_use[key / kFewPairs / 32], 1u << (key / kFewPairs % 32));
+    if (key != kNoKey) atomicOr(&in_use.word[key / kFewPairs / 32], 1u << (key / kFewPairs % 32));
     routed += __syncthreads_count(key != kNoKey);
   }
+  if (threadIdx.x < 32) in_use.count();
+  __syncthreads();
+#pragma unroll 1
   for (int pair = threadIdx.x; pair < groups.pairs; pair += kThreads) {
     const uint32_t key = keys[pair], least = key / kFewPairs * kFewPairs;
     if (key == kNoKey) continue;
@@ -75,19 +104,11 @@ __device__ inline void group_keys(const Groups& groups, const uint32_t* keys, ui
     groups.order[place] = pair;
     if (place != begin) continue;
     const int expert = int(key / kFewPairs);
-    int slot = 0;
-#pragma unroll
-    for (int word = 0; word < kMostExperts / 32; ++word) {
-      const uint32_t below = word < expert / 32 ? 0xFFFFFFFFu : word > expert / 32 ? 0u : (1u << (expert % 32)) - 1;
-      slot += __popc(in_use[word] & below);
-    }
+    const int slot = in_use.count_before(expert);
     groups.expert[slot] = expert;
     groups.first[slot] = begin;
   }
-  int used = 0;
-#pragma unroll
-  for (int word = 0; word < kMostExperts / 32; ++word) used += __popc(in_use[word]);
-  groups.template end<kThreads>(routed, used);
+  groups.template end<kThreads>(routed, in_use.total);
 }
 
 __device__ inline void group_few(const Groups& groups, GroupRoom& room) {

@@ -1,7 +1,7 @@
 """What is trained when: stages by their share of the time, the buckets of each, the learning rate. Pure functions.
 
 The recall stage ends when its gate is met. What follows is placed by the share of the whole training time that has
-passed, so that a run of any length has the same course.
+passed, so that a run of any length has the same course. In the last stage the indexers alone learn.
 """
 
 import random
@@ -21,7 +21,8 @@ class Pass(NamedTuple):
         """For logs: `short sparse quantised draft`."""
         words = ["dense" if self.mode.dense else "sparse"]
         words += ["quantised"] if self.mode.quantised else ["bf16"]
-        return " ".join([self.bucket, *words, *(["draft"] if self.mode.draft else [])])
+        words += [name for name in ("draft", "lesson") if getattr(self.mode, name)]
+        return " ".join([self.bucket, *words])
 
 
 class Stage(NamedTuple):
@@ -36,24 +37,28 @@ PLAIN_DENSE = Mode(dense=True, quantised=False, draft=False)
 PLAIN = Mode(dense=False, quantised=False, draft=False)
 FULL_DENSE = Mode(dense=True, quantised=True, draft=True)
 FULL = Mode(dense=False, quantised=True, draft=True)
+LESSON = Pass("long", Mode(dense=True, quantised=True, draft=False, lesson=True))
 
 RECALL = Stage("recall", 0.0, ((Pass("recall", PLAIN_DENSE), 1.0),))
 LATER = (
     Stage("first mix", 0.0, ((Pass("short", PLAIN_DENSE), 0.85), (Pass("middle", PLAIN), 0.15))),
-    Stage("mix", 0.25, ((Pass("short", PLAIN_DENSE), 0.6), (Pass("middle", PLAIN), 0.4))),
+    Stage("mix", 0.22, ((Pass("short", PLAIN_DENSE), 0.6), (Pass("middle", PLAIN), 0.4))),
     Stage(
         "quantised",
-        0.40,
+        0.36,
         (
-            (Pass("short", FULL_DENSE), 0.15),
-            (Pass("short", FULL), 0.15),
-            (Pass("middle", FULL), 0.40),
-            (Pass("long", FULL), 0.30),
+            (Pass("short", FULL_DENSE), 0.14),
+            (Pass("short", FULL), 0.14),
+            (Pass("middle", FULL), 0.39),
+            (Pass("long", FULL), 0.29),
+            (LESSON, 0.04),
         ),
     ),
+    Stage("selection", 0.87, ((LESSON, 1.0),)),
 )
+SELECTION = LATER[-1]
 WARM_STEPS = 50
-DECAY_FROM = 0.55
+DECAY_FROM = 0.5
 LAST_PACE = 0.02
 
 # The recall stage's gate: value tokens right, in so many checks so many steps apart; if it is not met, at most a share.
@@ -85,10 +90,18 @@ def pick_pass(stage: Stage, step: int, seed: int) -> Pass:
 
 
 def find_pace(step: int, share: float) -> float:
-    """The factor on the learning rates: warm-up by steps, then constant, then linear down to the end of the time."""
-    warm = min(1.0, (step + 1) / WARM_STEPS)
-    fall = (min(share, 1.0) - DECAY_FROM) / (1 - DECAY_FROM)
-    return warm * min(1.0, 1.0 - (1 - LAST_PACE) * fall)
+    """The factor on the learning rates: warm-up by steps, then constant, then linear down to the selection stage."""
+    return min(1.0, (step + 1) / WARM_STEPS) * _fall(share, DECAY_FROM, SELECTION.start)
+
+
+def find_lesson_pace(share: float) -> float:
+    """The factor on a lesson's learning rate: constant, in the selection stage linear down to the end of the time."""
+    return _fall(share, SELECTION.start, 1.0)
+
+
+def _fall(share: float, start: float, end: float) -> float:
+    """From 1 at `start` to `LAST_PACE` at `end`."""
+    return 1.0 - (1 - LAST_PACE) * min(1.0, max(0.0, (share - start) / (end - start)))
 
 
 class Gate:

@@ -12,13 +12,27 @@ import torch
 from bench.nano.exactness import Question, judge, sample, summarise
 from bench.nano.graphs import Passes
 from bench.nano.journal import Journal
+from bench.nano.lessons import Lessons
 from bench.nano.masters import save_state
-from bench.nano.stages import GATE_STEPS, Gate, Pass, Stage, find_pace, find_stage, pick_pass
+from bench.nano.stages import (
+    GATE_STEPS,
+    LATER,
+    SELECTION,
+    Gate,
+    Pass,
+    Stage,
+    find_lesson_pace,
+    find_pace,
+    find_stage,
+    pick_pass,
+)
 
 # Labels of the feeder (bench.nano.data.feeder) that are counted by name in the log.
 NAMED = {1: "filler", 2: "answer", 3: "value", 4: "copy", 5: "memorised"}
 # What drafts are trained on: answers, values and memorised answers; nobody drafts a copy of random words.
 DRAFTED = (2, 3, 5)
+# What lessons stress: tokens that are read off the text.
+STRESSED = (2, 3)
 LOG_S = 5.0
 STATE_S = 120.0
 PAUSES_S = 12.0  # what checks take in a piece
@@ -83,6 +97,7 @@ class Training:
         self.work, self.source, self.progress, self.pauses, self.journal = work, source, progress, pauses, journal
         self._metrics = metrics
         self._gate = Gate(progress.gate_open)
+        self._lessons = Lessons(work.model)
         self._stage: Stage | None = None
         self._logged_at = (0.0, 0, 0)
         self._checked_s = self._saved_s = progress.trained_s
@@ -114,7 +129,7 @@ class Training:
         A compiler can be wrong: where its gradient is of another size than the code's, the pass runs as written.
         """
         for item in items:
-            if self.work.is_ready(item):
+            if self.work.is_ready(item) or item.mode.lesson:
                 continue
             prepared = self.work.prepare(item)
             took_s = self._try(item)
@@ -147,6 +162,7 @@ class Training:
     def check(self, limits: dict[str, int] | None = None, default: int = 1_000_000) -> dict[str, object]:
         """Teacher-forced checks in the mode of the present stage; the figures go into the log, too."""
         stage = self._stage or find_stage(self.progress.share, self._gate.is_open)
+        stage = LATER[-2] if stage is SELECTION else stage
         start = time.monotonic()
         available = [item for item, _ in stage.shares if self.work.is_ready(item)]
         verdicts = judge(self.work, available, sample(self.pauses.checks, limits or {}, default))
@@ -158,10 +174,13 @@ class Training:
         progress = self.progress
         item = pick_pass(stage, progress.step, progress.seed)
         batch = self.source.take(item.bucket)
-        anchors = draw_anchors(batch.labels, self.work.anchors, progress.seed + progress.step)
-        self.work.optimiser.set_pace(find_pace(progress.step, progress.share), item.mode.draft)
-        self.work.run(item, batch.ids, batch.weights, batch.labels, anchors)
-        self.work.step()
+        if item.mode.lesson:
+            self._lessons.give(batch.ids, batch.labels, STRESSED, find_lesson_pace(progress.share))
+        else:
+            anchors = draw_anchors(batch.labels, self.work.anchors, progress.seed + progress.step)
+            self.work.optimiser.set_pace(find_pace(progress.step, progress.share), item.mode.draft)
+            self.work.run(item, batch.ids, batch.weights, batch.labels, anchors)
+            self.work.step()
         progress.step += 1
         progress.tokens += batch.ids.size
         progress.taken[item.bucket] = progress.taken.get(item.bucket, 0) + 1
@@ -177,6 +196,8 @@ class Training:
             self.progress.recall_s, self.progress.recall_tokens = self.progress.trained_s, self.progress.tokens
         self.journal.write("stage", name=stage.name, gate_open=self._gate.is_open, share=self.progress.share)
         self.prepare(item for item, _ in stage.shares)
+        if stage is SELECTION:
+            self.check(default=8)
 
     def _pause(self) -> None:
         """What is due between two steps: gate, log, checks, state."""
@@ -203,6 +224,7 @@ class Training:
         seen, right = values["seen"], values["right"]
         shares = {name: float(right[i] / seen[i]) for i, name in NAMED.items() if seen[i]}
         drafts = values["accepted"][-1]
+        lessons, lesson = self._lessons.read()
         self.journal.write(
             "trained",
             step=progress.step,
@@ -213,6 +235,8 @@ class Training:
             **shares,
             draft_rows=(values["accepted"][:-1] / drafts).tolist() if drafts else [],
             norm=float(values["norm"]),
+            lessons=lessons,
+            lesson=lesson,
         )
         self._logged_at = (progress.trained_s, progress.tokens, progress.step)
         return dict(shares)

@@ -29,6 +29,9 @@ class StandIn(torch.nn.Module):
         self.layers = torch.nn.ModuleList([torch.nn.Module()])
         self.layers[0].w1 = torch.nn.Parameter(torch.randn(2, 16, width) * width**-0.5)
         self.layers[0].w2 = torch.nn.Parameter(torch.randn(2, width, 16) / 4)
+        self.layers[0].attn = torch.nn.Module()
+        self.layers[0].attn.indexer = torch.nn.Module()
+        self.layers[0].attn.indexer.k_norm = torch.nn.Parameter(torch.zeros(width))
         self.head = torch.nn.Parameter(0.1 * torch.randn(VOCABULARY, width))
         self.mtp = torch.nn.Parameter(torch.randn(8, width))
         self.register_buffer("bias", torch.zeros(2))
@@ -36,6 +39,12 @@ class StandIn(torch.nn.Module):
     def embedded(self, ids: torch.Tensor) -> torch.Tensor:
         """The part that a test compiles."""
         return self.embed[ids]
+
+    def selection_loss(self, ids: torch.Tensor, stress: torch.Tensor, *, quantised: bool) -> torch.Tensor:
+        """Least where the indexer holds the mean embedding."""
+        assert quantised
+        apart = (self.embedded(ids.long()) - self.layers[0].attn.indexer.k_norm).square().mean(-1)
+        return (apart * stress).mean()
 
     def forward(self, ids: torch.Tensor, weights: torch.Tensor, mode: Mode, anchors: torch.Tensor) -> Outcome:
         x = self.embedded(ids.long())

@@ -76,8 +76,14 @@ def test_learns_through_all_stages(tmp_path: Path) -> None:
     training = build(100.0, tmp_path)
     progress = run(training)
     log = read_log(tmp_path)
-    assert [line["name"] for line in log if line["event"] == "stage"] == ["recall", "first mix", "mix", "quantised"]
-    trained = [line for line in log if line["event"] == "trained"]
+    assert [line["name"] for line in log if line["event"] == "stage"] == [
+        "recall",
+        "first mix",
+        "mix",
+        "quantised",
+        "selection",
+    ]
+    trained = [line for line in log if line["event"] == "trained" and "value" in line]
     assert trained[0]["value"] < 0.9 < 0.97 < trained[-1]["value"]
     assert trained[-1]["ce"] < 0.1 < trained[0]["ce"]
     assert trained[-1]["draft_rows"][0] > 0.9 and not trained[0]["draft_rows"][0]
@@ -114,7 +120,7 @@ def test_a_piece_ends_in_time_and_the_next_goes_on(tmp_path: Path) -> None:
     whole, first = build(12.0, tmp_path / "a"), build(12.0, tmp_path / "b")
     ran = run(whole)
     part = run(first, 5.0)
-    assert part.share < 1 and 4.5 < part.trained_s < 5.1
+    assert part.share < 1 and 4.0 < part.trained_s < 5.1
     second = build(12.0, tmp_path / "b", seed=77)
     kept = load_state(tmp_path / "b/state", second.work.optimiser)
     assert kept["step"] == part.step
@@ -129,7 +135,7 @@ def test_a_training_is_fitted_into_its_piece(tmp_path: Path) -> None:
     assert isinstance(training.source, Counting)
     progress = training.run(40.0, training.source.clock, fit=True)
     assert progress.share >= 1 and progress.total_s < 40
-    assert [line["name"] for line in read_log(tmp_path) if line["event"] == "stage"][-1] == "quantised"
+    assert [line["name"] for line in read_log(tmp_path) if line["event"] == "stage"][-1] == "selection"
 
 
 def test_state_of_other_parameters_is_refused(tmp_path: Path) -> None:

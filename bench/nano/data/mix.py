@@ -42,7 +42,7 @@ SHORT: dict[Write, float] = {
     calls.write_session: 24,
     calls.write_calls: 12,
     calls.drill_calls: 10,
-    lambda draw, tokens: objects.write_objects(draw, max(1, min(4, tokens // 150))): 5,
+    lambda draw, tokens: objects.write_objects(draw, max(1, min(4, tokens // 150))): 8,
     talks.write_talk: 16,
     lambda draw, tokens: drills.write_repeats(draw, max(1, min(4, tokens // 120))): 4,
     lambda draw, tokens: sessions.write_title(draw): 1,

@@ -49,17 +49,19 @@ class Publication:
         self.question, self.seen, self.chosen = question, seen, chosen
         self.paid: list[Tensor] = []
 
-    def loss(self, batch: int, heads: int) -> Tensor:
+    def loss(self, batch: int, heads: int, stress: Tensor | None) -> Tensor:
         """How far the index scores are from the attention paid; its mean over heads and layers."""
         target = torch.stack(self.paid).sum(0) / (heads * len(self.paid))
-        return divergence_of(self.question, target, self.seen.visible, self.chosen, batch)
+        return divergence_of(self.question, target, self.seen.visible, self.chosen, batch, stress)
 
 
-def divergence_of(question: Question, target: Tensor, visible: Tensor, chosen: Tensor | None, batch: int) -> Tensor:
+def divergence_of(
+    question: Question, target: Tensor, visible: Tensor, chosen: Tensor | None, batch: int, stress: Tensor | None
+) -> Tensor:
     """The divergence of `target` [rows, k] from the scores of `question` for all entries or the `chosen` ones."""
     if chosen is None:
-        return divergence(target, score_all(*question, batch).flatten(0, 1), visible)
-    return divergence(target, score_chosen(*question, chosen), visible)
+        return divergence(target, score_all(*question, batch).flatten(0, 1), visible, stress)
+    return divergence(target, score_chosen(*question, chosen), visible, stress)
 
 
 class Backbone(nn.Module):
@@ -76,8 +78,13 @@ class Backbone(nn.Module):
         self.window_table: Tensor
         self.compressed_table: Tensor
 
-    def forward(self, h: Tensor, ids: Tensor, mode: Mode, replay_from: Tensor | None) -> Pass:
-        """Run embeddings `h` [rows, dim] of `ids` [batch, length] through all layers."""
+    def forward(
+        self, h: Tensor, ids: Tensor, mode: Mode, replay_from: Tensor | None, stress: Tensor | None = None
+    ) -> Pass:
+        """Run embeddings `h` [rows, dim] of `ids` [batch, length] through all layers.
+
+        `stress` [rows] weighs rows in the losses of the selections.
+        """
         c, ground = self.config, self._ground(ids, replay_from)
         streams, pre = enter_streams(h, c.hc_mult)
         taps, loads, published, candidates = [], [], [], None
@@ -103,7 +110,7 @@ class Backbone(nn.Module):
                 published[-1].paid.append(paid)
             streams, pre, load = layer.leave(streams, branch, mixes, mode.quantised)
             loads.append(load)
-        index_loss = torch.stack([publication.loss(len(ids), c.n_heads) for publication in published])
+        index_loss = torch.stack([publication.loss(len(ids), c.n_heads, stress) for publication in published])
         return Pass(streams, pre, torch.cat(taps, 1), index_loss, tuple(loads))
 
     def _ground(self, ids: Tensor, replay_from: Tensor | None) -> Ground:

@@ -90,12 +90,14 @@ def candidate_blocks(scores: Tensor, reachable: Tensor, config: ModelConfig) -> 
     return kept.repeat_interleave(size, 2)
 
 
-def divergence(target: Tensor, scores: Tensor, visible: Tensor) -> Tensor:
+def divergence(target: Tensor, scores: Tensor, visible: Tensor, stress: Tensor | None = None) -> Tensor:
     """Mean over rows of the KL divergence between attention `target` [..., k] and the softmax of `scores`.
 
-    A row counts with the mass that it pays to its entries, at most 1; `visible` [..., k] tells real entries.
+    A row counts with the mass that it pays to its entries, at most 1, times its `stress` [...] where that is given;
+    `visible` [..., k] tells real entries.
     """
     learned = log_softmax(torch.where(visible, scores, _NEVER), -1)
     mass = target.sum(-1, keepdim=True)
     known = (target / mass.clamp(min=1e-9)).clamp(min=1e-9).log()
-    return (target * torch.where(visible, known - learned, 0.0)).sum(-1).mean()
+    by_row = (target * torch.where(visible, known - learned, 0.0)).sum(-1)
+    return by_row.mean() if stress is None else (by_row * stress).mean()

@@ -73,6 +73,16 @@ class Nano(nn.Module):
             draft_right = near.inside & (drafted.logits.detach().argmax(2) == near.targets)
         return Outcome(loss, torch.stack(figures).detach(), loads, right, draft_right)
 
+    def selection_loss(self, ids: Tensor, stress: Tensor, *, quantised: bool) -> Tensor:
+        """How far the index scores of `ids` [batch, length] are from the attention paid to all visible entries.
+
+        `stress` [batch, length] float32 weighs positions. Only what the indexers hold gets a gradient from it.
+        """
+        ids = ids.long()
+        h = gather(self.embed, ids.flatten()).bfloat16().to(self.dtype)
+        mode = Mode(dense=True, quantised=quantised, draft=False)
+        return self.backbone(h, ids, mode, None, stress.flatten()).index_loss.sum()
+
     @torch.no_grad()
     def logits(self, ids: Tensor, mode: Mode, replay_from: Tensor | None = None) -> Tensor:
         """Logits [batch, length, vocabulary] float32.

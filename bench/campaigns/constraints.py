@@ -39,6 +39,7 @@ from dsuf.types import CacheLayout, EngineFacts, PrefillRange, StepPlan, StepRes
 BATCH, REPLY_TOKENS, CONTEXT_TOKENS = 16, 400, 4096
 DRAFTS = (0, 3, 5)
 TOOL_EVERY = 5
+LARGEST = sys.float_info.max
 
 
 class Runs(Protocol):
@@ -152,12 +153,17 @@ def find_problem(case: Case, message: dict[str, Any]) -> str:
     """Why a reply does not follow its schema; empty where it does."""
     try:
         if not case.called:
-            _validate(json.loads(message["content"]), case.schema)
+            _validate(_read(message["content"]), case.schema)
         for call in message.get("tool_calls", ()):
-            _validate(json.loads(call["function"]["arguments"])["value"], case.schema)
+            _validate(_read(call["function"]["arguments"])["value"], case.schema)
     except (jsonschema_rs.ValidationError, ValueError, KeyError) as error:
         return f"{type(error).__name__} {str(error).splitlines()[0]}"
     return "" if not case.called or message.get("tool_calls") else "no call"
+
+
+def _read(text: str) -> Any:
+    """The value that `text` is. JSON's numbers may be larger than a float, where the validator sees none."""
+    return json.loads(text, parse_float=lambda digits: max(-LARGEST, min(float(digits), LARGEST)))
 
 
 def _validate(value: object, schema: Schema) -> None:

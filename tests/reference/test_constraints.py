@@ -233,4 +233,6 @@ def test_the_judge_sees_a_broken_reply(engine: ReferenceEngine, model: Model) ->
     [result] = run_batch(engine, [case], 0)
     whole = json.loads(case.reader.fold())["choices"][0]["message"]
     assert result.finish == "stop" and find_problem(case, whole) == ""
+    number = pose_case(0, model, {"type": "number"})
+    assert find_problem(number, {"content": "-4E999"}) == "" and find_problem(number, {"content": '"4"'})
     assert find_problem(case, {**whole, "content": "{"}) and find_problem(case, {**whole, "content": '{"no": 1}'})

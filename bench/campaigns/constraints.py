@@ -39,6 +39,7 @@ from dsuf.types import CacheLayout, EngineFacts, PrefillRange, StepPlan, StepRes
 BATCH, REPLY_TOKENS, CONTEXT_TOKENS = 16, 400, 4096
 DRAFTS = (0, 3, 5)
 TOOL_EVERY = 5
+OUTCOMES = ("answered", "called", "refused", "cut by max_tokens")
 LARGEST = sys.float_info.max
 
 
@@ -230,9 +231,9 @@ def main() -> int:
         begun = time.monotonic()
         tally = run()
         rows.append(
-            {"engine": name, "schemas": tally.done.total() + tally.fault_count, **dict(sorted(tally.done.items())),
-             "broken": tally.fault_count, "tokens": tally.completion_tokens,
-             "seconds": round(time.monotonic() - begun, 1)}
+            {"engine": name, "schemas": tally.done.total() + tally.fault_count,
+             **{outcome: tally.done[outcome] for outcome in OUTCOMES}, "broken": tally.fault_count,
+             "tokens": tally.completion_tokens, "seconds": round(time.monotonic() - begun, 1)}
         )  # fmt: skip
         print(rows[-1], *tally.faults, sep="\n")
     if args.publish:

@@ -18,7 +18,7 @@ from dsuf.errors import EngineFailed, InvalidRequest
 from dsuf.recipe.forms import Form, MessagesForm, ResponsesForm
 from dsuf.recipe.names import FOREIGN_PREFIX, conversion_options
 from dsuf.recipe.vocabulary import Vocabulary
-from dsuf.recipe.wishes import Wishes, read_wishes
+from dsuf.recipe.wishes import Wishes, read_wishes, relax
 
 Protocol = Literal["chat", "messages", "responses", "completions"]
 Generate = Callable[[str], Any]
@@ -85,7 +85,7 @@ def read(convert: Convert, body: bytes, vocabulary: Vocabulary) -> Conversion:
 
 def convert_chat(body: bytes, vocabulary: Vocabulary) -> Conversion:
     """Chat Completions."""
-    incoming = ChatCompletionRequest(body)
+    incoming = ChatCompletionRequest(relax(body))
     model = incoming.model
     request = incoming.convert(conversion_options(vocabulary.special_tokens, model))
     generate = partial(generate_chat, request, model)
@@ -110,7 +110,8 @@ def convert_responses(body: bytes, vocabulary: Vocabulary) -> Conversion:
     incoming = ResponsesRequest(body)
     options = conversion_options(vocabulary.special_tokens, incoming.model)
     model, echo, tools = incoming.model, incoming.echo(), incoming.namespace_tool_map(options)
-    request = incoming.convert(options)
+    relaxed = relax(body)
+    request = (incoming if relaxed is body else ResponsesRequest(relaxed)).convert(options)
 
     def generate(reply_id: str) -> deepseek_recipe.ResponsesChunkGenerator:
         generator = ResponsesRequest.chunk_generator(request, reply_id, model)

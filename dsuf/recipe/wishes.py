@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 _FORCING = ("required", "any", "tool", "function", "custom")
+_FORMS = {"response_format": "json_schema", "text": "format"}  # of a chat, and of Responses
 _MAPS = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _ONES = ("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
@@ -40,9 +41,26 @@ def read_wishes(body: bytes) -> Wishes:
     must_call = (choice.get("type") if isinstance(choice, dict) else choice) in _FORCING
     if b'"strict"' not in body:
         return Wishes(must_call=must_call)
-    forms = (_get(fields.response_format, "json_schema"), _get(fields.text, "format"))
+    forms = [_get(getattr(fields, name), inner) for name, inner in _FORMS.items()]
     answer = next((schema for form in forms if (schema := _find_strict(form)) is not None), None)
     return Wishes(must_call=must_call, answer=answer, tools=_read_tools(fields.tools))
+
+
+def relax(body: bytes) -> bytes:
+    """`body` without the strictness of its answer's schema, which is kept to here (`Wishes.answer`): the library would
+    refuse what SDKs make of classes, such as a reference within `anyOf`. What cannot be read is left to the library."""
+    if b'"strict"' not in body:
+        return body
+    try:
+        members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        forms = {name: msgspec.json.decode(members[name]) for name in _FORMS if name in members}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body
+    for name, form in forms.items():
+        if _get(inner := _get(form, _FORMS[name]), "strict") is True:
+            inner["strict"] = False
+            members[name] = msgspec.Raw(msgspec.json.encode(form))
+    return msgspec.json.encode(members)
 
 
 def tighten(schema: Any) -> Any:

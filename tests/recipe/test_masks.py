@@ -12,7 +12,7 @@ from dsuf.recipe.grammar import write_calls, write_json, write_regex
 from dsuf.recipe.masks import Masks
 from dsuf.recipe.render import Limits, Rendered, render
 from dsuf.recipe.vocabulary import Vocabulary
-from dsuf.types import Allowed, Constraint, Mask
+from dsuf.types import Allowed, Constraint, Mask, Usage
 
 OFF = {"type": "disabled"}
 
@@ -197,6 +197,26 @@ def test_bounds_of_a_strict_schema_hold(masks: Masks, vocabulary: Vocabulary, st
             '{"a": [], "b": "", "c": 1}',
         ):
             assert not takes(masks, kept, wrong)
+
+
+def test_a_strict_schema_with_a_reference_within_a_choice(masks: Masks, vocabulary: Vocabulary) -> None:
+    """What SDKs make of an optional member that is a class. All properties are then needed, and there are no others."""
+    inner = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    schema = {
+        "type": "object", "$defs": {"Inner": inner},
+        "properties": {"one": {"anyOf": [{"$ref": "#/$defs/Inner"}, {"type": "null"}]}},
+    }  # fmt: skip
+    text = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    body = {"model": "deepseek-flash", "input": "json", "reasoning": {"effort": "none"}, "text": {"format": text}}
+    for kept in (
+        chat(masks, vocabulary, response_format={"type": "json_schema", "json_schema": text}, thinking=OFF),
+        render("responses", json.dumps(body).encode(), vocabulary, LIMITS, masks=masks),
+    ):
+        assert takes(masks, kept, '{"one": {"n": 3}}') and takes(masks, kept, '{"one": null}')
+        for wrong in ("{}", '{"one": {}}', '{"one": null, "two": 2}'):
+            assert not takes(masks, kept, wrong)
+    told = kept.open_reader("resp_1", vocabulary).open(Usage(computed_tokens=1))
+    assert '"strict":true' in "".join(event.data for event in told), "a response repeats what was asked for"
 
 
 def test_bounds_of_a_strict_tool_hold(masks: Masks, vocabulary: Vocabulary) -> None:

@@ -107,7 +107,7 @@ async def test_a_slow_peer_is_given_up_when_the_time_is_over() -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         assert await pair.taker.take(make_turn("b", ids(90)), compute=False) is None
-        assert loop.time() - started_s < 1
+        assert loop.time() - started_s < 5
         pair.proxy.slow_s = 0.0
 
 

@@ -189,7 +189,7 @@ async def test_signs_of_life_are_answered_and_silence_ends_a_connection() -> Non
             wire.send(encode(Ping()))
             answer = decode(await wire.receive())
             assert isinstance(answer, Pong | Ping)
-            await until(lambda: pair.server.counters()["peers"] == 0, 3)
+            await until(lambda: pair.server.counters()["peers"] == 0, 20)
         await check_serves(pair)
 
 

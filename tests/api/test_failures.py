@@ -147,7 +147,7 @@ async def test_a_slow_reader_of_a_whole_reply_is_given_up(vocabulary: Vocabulary
             [StepResult(turn=turn.id, ids=word)] * 1000 + [StepResult(turn=turn.id, finish="length")]
         )
         raw = await connect(rig.port, "/v1/messages", message_body())
-        await until(lambda: len(rig.metrics.responses) == 1, 20.0)
+        await until(lambda: len(rig.metrics.responses) == 1, 60.0)
         await asyncio.sleep(0.6)
         assert len(await receive(raw)) < 9_000_000  # it took what the kernel's buffers held, and then an end
         raw.close()

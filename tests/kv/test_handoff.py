@@ -369,13 +369,13 @@ async def test_pitfall_15_nobody_sees_foreign_rows_whatever_is_late(
     takers that leave."""
     rng = random.Random(100 * replay + seed)
     monkeypatch.setattr(taker, "AVOID_MOST_S", 0.0)
-    pair = Pair(replay_tokens=replay, deadline_s=0.01, lease_s=0.004, blocks=24, pages=24)
+    pair = Pair(replay_tokens=replay, deadline_s=0.05, lease_s=0.02, blocks=24, pages=24)
     ends: Counter[str] = Counter()
 
     def fault(name: str, number: int) -> float:
         if rng.random() < 0.08:
             raise ConnectionError("gone")
-        return rng.choice((0.003, 0.02)) if rng.random() < 0.15 else 0.0
+        return rng.choice((0.015, 0.1)) if rng.random() < 0.15 else 0.0
 
     pair.giver.fault = fault
     for number in range(60):

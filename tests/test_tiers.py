@@ -103,5 +103,5 @@ def test_who_picks_tests_out_gets_one_process(tmp_path: Path, arguments: str, tw
     environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
     command = [ROOT / "bin" / "test", *arguments.split()]
     lines = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60).stdout.splitlines()
-    workers = ["-n", "2", "-p", "tests.workers", "--timeout", "240"] if two else []
+    workers = ["-n", "2", "-p", "tests.workers", "--timeout", "480"] if two else []
     assert lines[-1].split() == ["-m", "pytest", "-q", *workers, *arguments.split()]

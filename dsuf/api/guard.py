@@ -44,7 +44,7 @@ async def guard(
         parts.metrics.count_response(endpoint, status)
         if parts.traces is not None and (trace := exchange.trace(status, request.headers)) is not None:
             parts.traces.record(trace)
-        probe = access == "open" and status < 400  # what asks every few seconds shall not fill the log
+        probe = access == "open" and (status < 400 or status == 503)  # asked every few seconds: not to fill the log
         exchange.log(status, level="debug" if probe else "info")
 
 

@@ -57,13 +57,16 @@ class Keyring:
         self._keys = tuple(keys)
 
     def authenticate(self, headers: Mapping[str, str]) -> Key | None:
-        """The key that the request carries, None where none is asked for; raises `AuthenticationFailed`.
+        """The key that the request carries, None where none is asked for; raises `AuthenticationFailed`, or
+        `PermissionDenied` for an admin key.
 
         `Authorization: Bearer` wins over `x-api-key`.
         """
         if not self._keys:
             return None
         found = _find(headers, [key.text for key in self._keys])
+        if found is None and _find(headers, self._admin_keys) is not None:
+            raise PermissionDenied("this needs an API key: an admin key is for what concerns everybody alone")
         if found is None:
             raise AuthenticationFailed("a valid API key is required (Authorization: Bearer, or x-api-key)")
         return self._keys[found]

@@ -1,6 +1,7 @@
 """The routes that tell about the server: models, health, readiness, metrics, facts."""
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -21,16 +22,20 @@ def reply_json(value: Any, *, status: int = 200) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
 
-async def list_models(_request: web.Request, parts: Parts) -> web.Response:
-    """The names that a request may carry, but for those that promise what is not served."""
-    return reply_json({"object": "list", "data": [_describe(name, parts) for name in LISTED_NAMES]})
+async def list_models(request: web.Request, parts: Parts) -> web.Response:
+    """The names that a request may carry, but for those that promise what is not served. For Anthropic's clients the
+    same list has their fields too: it is always one page."""
+    listing: dict[str, Any] = {"object": "list", "data": [_describe(name, parts, request) for name in LISTED_NAMES]}
+    if speaks_anthropic(request):
+        listing |= {"has_more": False, "first_id": LISTED_NAMES[0], "last_id": LISTED_NAMES[-1]}
+    return reply_json(listing)
 
 
-async def show_model(_request: web.Request, parts: Parts, name: str) -> web.Response:
+async def show_model(request: web.Request, parts: Parts, name: str) -> web.Response:
     """One of them; raises `PathNotFound`."""
     if name not in SERVED_NAMES:
         raise PathNotFound(f"the model {name!r} does not exist; served: {', '.join(LISTED_NAMES)}", param="model")
-    return reply_json(_describe(name, parts))
+    return reply_json(_describe(name, parts, request))
 
 
 async def report_health(_request: web.Request, parts: Parts) -> web.Response:
@@ -60,6 +65,7 @@ async def report_facts(_request: web.Request, parts: Parts) -> web.Response:
         {
             "version": dsuf.__version__,
             "model": SERVED_NAMES[0],
+            "checkpoint": settings.checkpoint,
             "engine": parts.facts,
             "context_tokens": settings.context_tokens,
             "clamp_max_tokens": settings.clamp_max_tokens,
@@ -78,10 +84,18 @@ async def flush_cache(_request: web.Request, parts: Parts) -> web.Response:
     return reply_json({"flushed": parts.status.flush_cache()})
 
 
-def _describe(name: str, parts: Parts) -> dict[str, Any]:
+def speaks_anthropic(request: web.Request) -> bool:
+    """Whether a client of Anthropic's API asks, as far as the request tells."""
+    return "anthropic-version" in request.headers or request.path.lstrip("/").startswith("anthropic/")
+
+
+def _describe(name: str, parts: Parts, request: web.Request) -> dict[str, Any]:
     """A model list entry, with the context under both names that clients look for."""
     context = parts.settings.context_tokens
-    entry = {"id": name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
+    entry: dict[str, Any] = {"id": name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
+    if speaks_anthropic(request):
+        started = datetime.fromtimestamp(_STARTED, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        entry |= {"type": "model", "display_name": name, "created_at": started}
     return entry | {"max_model_len": context, "context_window": context}
 
 

@@ -27,7 +27,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `context_tokens` is the served context; with `clamp_max_tokens` a `max_tokens` beyond what the prompt leaves of it
     is lowered instead of refused. `write_timeout_s` bounds how long a client may refuse to read. `drain_retry_s` goes
     into `Retry-After` while draining. `node` is told in each response, unless it is empty. Pages from `cors_origins`
-    may use the server.
+    may use the server. `checkpoint` is told by `/server_info`, since the names of the models do not tell it.
     """
 
     context_tokens: int
@@ -39,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     drain_retry_s: int = 2
     clamp_max_tokens: bool = True
     node: str = ""
+    checkpoint: str = ""
     cors_origins: tuple[str, ...] = ()
 
 

@@ -167,7 +167,7 @@ async def _refuse_method(request: web.Request, route: Route) -> web.StreamRespon
 
 def _guess_dialect(request: web.Request) -> Dialect:
     """Whose envelope an unknown path gets."""
-    return MESSAGES if "anthropic-version" in request.headers or request.path.startswith("/anthropic/") else CHAT
+    return MESSAGES if ops.speaks_anthropic(request) else CHAT
 
 
 async def _stamp(request: web.Request, response: web.StreamResponse) -> None:

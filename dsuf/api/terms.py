@@ -32,9 +32,12 @@ def read_terms(headers: Mapping[str, str]) -> Terms:
     if (text := headers.get(TIMEOUT_HEADER)) is not None:
         timeout_s = _to_number(text)
         if not 0 < timeout_s <= TIMEOUT_LIMIT_S:
-            raise InvalidRequest(f"{TIMEOUT_HEADER} must be a number of seconds above 0, at most {TIMEOUT_LIMIT_S:g}")
+            raise InvalidRequest(
+                f"{TIMEOUT_HEADER} must be a number of seconds above 0, at most {TIMEOUT_LIMIT_S:.0f}, "
+                "in plain decimals such as 2.5"
+            )
     priority = headers.get(PRIORITY_HEADER)
-    return Terms(priority=None if priority is None else _to_priority(priority), timeout_s=timeout_s)
+    return Terms(priority=None if priority is None else _to_priority(priority, PRIORITY_HEADER), timeout_s=timeout_s)
 
 
 def settle_priority(headers: int | None, body: Any, *, trusted: bool) -> int:
@@ -44,17 +47,18 @@ def settle_priority(headers: int | None, body: Any, *, trusted: bool) -> int:
     """
     priority = headers if headers is not None else 0 if body is None else _to_priority(body)
     if priority < 0 and not trusted:
-        raise InvalidRequest("`priority` must not be negative on a server with keys", param="priority")
+        field = "priority" if headers is None else PRIORITY_HEADER
+        raise InvalidRequest(f"`{field}` must not be negative on a server with keys", param=field)
     return priority
 
 
-def _to_priority(value: Any) -> int:
-    """A priority from JSON or from a header."""
+def _to_priority(value: Any, field: str = "priority") -> int:
+    """A priority from the body, or from the header `field`."""
     priority = value
     if isinstance(value, str):
         priority = int(value) if _WHOLE.fullmatch(value) else None
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > PRIORITIES:
-        raise InvalidRequest(f"`priority` must be a whole number from -{PRIORITIES} to {PRIORITIES}", param="priority")
+        raise InvalidRequest(f"`{field}` must be a whole number from -{PRIORITIES} to {PRIORITIES}", param=field)
     return priority
 
 

@@ -1,5 +1,6 @@
 """Routes that count, make and read tokens without generating any."""
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +17,8 @@ from dsuf.recipe.render import count_prompt
 from dsuf.recipe.vocabulary import Vocabulary
 
 _Fields = TypeVar("_Fields", bound=msgspec.Struct)
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_LONE = re.compile(rb"%s(?!%s)|(?<!%s)%s" % (_HIGH, _LOW, rb"\\u[dD][89abAB]..", _LOW))
 
 
 class TokenizeFields(msgspec.Struct):
@@ -88,4 +91,6 @@ def _decode(body: bytes, kind: type[_Fields]) -> _Fields:
     try:
         return msgspec.convert(msgspec.json.decode(body), kind)  # all of it is decoded: a skipped field may be damaged
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"invalid request body: {error}") from error
+        lone = not isinstance(error, msgspec.ValidationError) and _LONE.search(body)
+        reason = "a lone surrogate (half of a pair of \\u escapes)" if lone else str(error)
+        raise InvalidRequest(f"invalid request body: {reason}") from error

@@ -53,6 +53,12 @@ def find_directory(settings: Settings) -> Path:
     return NANO if (NANO / "config.json").is_file() else ensure_embedded(find_cache(settings))
 
 
+def name_checkpoint(directory: Path) -> str:
+    """What people call the checkpoint in `directory`."""
+    place = directory.resolve()
+    return {NANO.resolve(): "dsuf-nano", RELEASED.resolve(): "a tokenizer alone"}.get(place, place.name)
+
+
 def find_cache(settings: Settings) -> Path:
     """The folder for what can be made again. Raises `CommandError` where neither settings nor system name one."""
     if settings.cache_dir is not None:

@@ -24,7 +24,15 @@ from dsuf.kv.blocks import Blocks, map_memory
 from dsuf.kv.sessions import Sessions
 from dsuf.node.allocator import give_back_regularly, share_heap
 from dsuf.node.drain import Signals, drain
-from dsuf.node.engines import Model, find_directory, foresee_facts, load_engine, open_model, warm_up
+from dsuf.node.engines import (
+    Model,
+    find_directory,
+    foresee_facts,
+    load_engine,
+    name_checkpoint,
+    open_model,
+    warm_up,
+)
 from dsuf.node.fleet import FleetNode, check_fleet, name_node, open_fleet
 from dsuf.node.gate import Gate
 from dsuf.node.pulse import Pulse
@@ -200,7 +208,7 @@ class Node:
         """The directory, its configuration and its tokenizer."""
         with self._startup.step("model") as remarks:
             directory = await asyncio.to_thread(find_directory, self.settings)
-            remarks.append(str(directory))
+            remarks += [name_checkpoint(directory), str(directory)]
         with self._startup.step("tokenizer") as remarks:
             model = await asyncio.to_thread(open_model, directory)
             remarks.append(f"{model.vocabulary.size:,} ids")
@@ -227,6 +235,7 @@ class Node:
                 write_timeout_s=settings.write_timeout_s,
                 keep_alive_s=settings.keepalive_s,
                 clamp_max_tokens=settings.clamp_max_tokens,
+                checkpoint=name_checkpoint(model.directory),
             ),
         )
         self._runner = ApiRunner(build_app(parts), shutdown_s=FAREWELL_S)

@@ -18,7 +18,7 @@ class Startup:
         self._stream = stream or sys.stdout
         self._started_s = time.monotonic()
         self._broken = False
-        self.say(f"dsuf {dsuf.__version__}, serving DeepSeek-V4.1-Flash")
+        self.say(f"dsuf {dsuf.__version__}, an inference server for DeepSeek-V4.1-Flash")
 
     @contextmanager
     def step(self, name: str) -> Iterator[list[str]]:

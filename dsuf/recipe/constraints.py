@@ -3,9 +3,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from deepseek_recipe import ConversationRequest, OutputConstraint
+from deepseek_recipe import ConversationRequest
 
 from dsuf.errors import InvalidRequest, UnsupportedFeature
 from dsuf.recipe.grammar import write_calls, write_json, write_regex
@@ -15,10 +15,18 @@ from dsuf.types import Constraint, Prompt
 
 _CALLS = ("tool_call", "tool_call_required")
 _FEATURES = {
+    "form": ("output_config.format", "JSON output (`output_config.format`)"),
     "json": ("response_format", "JSON output (`response_format` json_object or json_schema)"),
     "regex": ("response_format", "regex output (`response_format` regex)"),
     "tool_call_required": ("tool_choice", "a required or named `tool_choice`"),
 }
+
+
+class Wanted(NamedTuple):
+    """A constraint as the library names it: `kind`, and the schema or expression. "form" is the schema of Messages."""
+
+    kind: str
+    schema: str
 
 
 def find_constraint(
@@ -30,7 +38,7 @@ def find_constraint(
     `UnsupportedFeature` where there are no `masks` to enforce it with (calls that may be made or not are then left as
     they come).
     """
-    wanted: OutputConstraint | None = request.inference_options.output_constraint
+    wanted = _find_wanted(request, wishes)
     kind = None if wanted is None else wanted.kind
     if wishes.must_call and kind not in _CALLS:
         raise InvalidRequest("`tool_choice` asks for a call, but there are no `tools` to call", param="tool_choice")
@@ -44,6 +52,14 @@ def find_constraint(
     return _constrain_answer(wanted, prompt, masks, wishes)
 
 
+def _find_wanted(request: ConversationRequest, wishes: Wishes) -> Wanted | None:
+    """What the library found, which goes before the form that it does not know of."""
+    found = request.inference_options.output_constraint
+    if found is not None:
+        return Wanted(found.kind, found.schema)
+    return None if wishes.form is None else Wanted("form", json.dumps(wishes.form))
+
+
 def _do_without(kind: str) -> None:
     """Leave it at that, or raise `UnsupportedFeature`."""
     if kind != "tool_call":
@@ -51,7 +67,7 @@ def _do_without(kind: str) -> None:
         raise UnsupportedFeature(f"{feature} is not enforced by this engine", param=param)
 
 
-def _constrain_answer(wanted: OutputConstraint, prompt: Prompt, masks: Masks, wishes: Wishes) -> Constraint:
+def _constrain_answer(wanted: Wanted, prompt: Prompt, masks: Masks, wishes: Wishes) -> Constraint:
     """A constraint on all of the answer. What the client has begun of it counts as generated."""
     grammar = _write_answer(wanted.kind, wanted.schema if wishes.answer is None else json.dumps(wishes.answer))
     masks.check(grammar)

@@ -1,13 +1,16 @@
 """A request body as the library reads it, with its two kinds of error made one."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import deepseek_recipe
+import msgspec
 from deepseek_recipe import (
     ChatCompletionChunkGenerator,
     ChatCompletionRequest,
+    Conversation,
     ConversationRequest,
     MessagesRequest,
     ParsingOptions,
@@ -18,8 +21,9 @@ from dsuf.errors import EngineFailed, InvalidRequest
 from dsuf.recipe.forms import Form, MessagesForm, ResponsesForm
 from dsuf.recipe.names import FOREIGN_PREFIX, conversion_options
 from dsuf.recipe.vocabulary import Vocabulary
-from dsuf.recipe.wishes import Wishes, read_wishes, relax
+from dsuf.recipe.wishes import Wishes, read_messages_wishes, read_wishes, relax
 
+T = TypeVar("T")
 Protocol = Literal["chat", "messages", "responses", "completions"]
 Generate = Callable[[str], Any]
 """From the id of a reply to what the library writes its events with."""
@@ -27,6 +31,10 @@ Generate = Callable[[str], Any]
 Convert = Callable[[bytes, Vocabulary], "Conversion"]
 """From a body of a protocol to what is asked for; raises what the library raises."""
 
+_LEAST: dict[str, Any] = {"model": "", "messages": [{"role": "user", "content": ""}], "input": ""}
+"""What a body needs, whatever its protocol."""
+_SEARCHED_BYTES, _SEARCHED_FIELDS = 4 << 20, 64
+"""In how much of a body the field at fault is looked for."""
 _NAME_LIMIT = 128  # characters of a name that is not in the table: it goes into replies and logs
 
 
@@ -50,6 +58,9 @@ class Conversion:
         self.model, self.request = model, request
         self.form, self.generate = form, generate
         self.wishes = wishes or Wishes()
+        self._conversation = request.conversation
+        if self.wishes.form is not None:
+            self._conversation = with_form(request.conversation, self.wishes.form)
 
     @property
     def options(self) -> ParsingOptions:
@@ -63,12 +74,12 @@ class Conversion:
 
     def count_characters(self, vocabulary: Vocabulary) -> int:
         """Length of the prompt's text, which takes far less time to know than its ids."""
-        return len(vocabulary.encoding.render_conversation(self.request.conversation).prompt)
+        return len(vocabulary.encoding.render_conversation(self._conversation).prompt)
 
     def encode(self, vocabulary: Vocabulary) -> list[int]:
         """The prompt's ids. Special tokens come from the renderer alone, never from the text of a message."""
         try:
-            return vocabulary.encoding.encode(self.request.conversation)
+            return vocabulary.encoding.encode(self._conversation)
         except RuntimeError as error:
             raise EngineFailed("the prompt could not be encoded") from error
 
@@ -83,9 +94,35 @@ def read(convert: Convert, body: bytes, vocabulary: Vocabulary) -> Conversion:
         raise InvalidRequest(str(error)) from error
 
 
+def parse(kind: Callable[[bytes], T], body: bytes) -> T:
+    """`body` as the library's `kind` of request; raises `InvalidRequest` that names the field at fault, which the
+    library does not tell: it is the one that fails by itself, too."""
+    try:
+        return kind(body)
+    except ValueError as error:
+        try:
+            members = msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if len(body) <= _SEARCHED_BYTES else {}
+        except msgspec.ValidationError:
+            raise InvalidRequest(f"the request body must be a JSON object ({error})") from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            members = {}
+        fields = itertools.islice(members.items(), _SEARCHED_FIELDS)
+        name = next((name for name, value in fields if not _reads(kind, {**_LEAST, name: value})), None)
+        raise InvalidRequest(str(error) if name is None else f"{error} (in `{name}`)", param=name) from error
+
+
+def _reads(kind: Callable[[bytes], object], fields: Mapping[str, Any]) -> bool:
+    """Whether the library takes a body of `fields`."""
+    try:
+        kind(msgspec.json.encode(fields))
+    except ValueError:
+        return False
+    return True
+
+
 def convert_chat(body: bytes, vocabulary: Vocabulary) -> Conversion:
     """Chat Completions."""
-    incoming = ChatCompletionRequest(relax(body))
+    incoming = parse(ChatCompletionRequest, relax(body))
     model = incoming.model
     request = incoming.convert(conversion_options(vocabulary.special_tokens, model))
     generate = partial(generate_chat, request, model)
@@ -94,7 +131,7 @@ def convert_chat(body: bytes, vocabulary: Vocabulary) -> Conversion:
 
 def convert_messages(body: bytes, vocabulary: Vocabulary) -> Conversion:
     """Messages. A name that begins as those of Messages clients do is an alias, if it is not overlong."""
-    incoming = MessagesRequest(body)
+    incoming = parse(MessagesRequest, body)
     model = incoming.model
     foreign = model.startswith(FOREIGN_PREFIX) and len(model) <= _NAME_LIMIT
     request = incoming.convert(conversion_options(vocabulary.special_tokens, model, foreign=foreign))
@@ -102,12 +139,12 @@ def convert_messages(body: bytes, vocabulary: Vocabulary) -> Conversion:
     def generate(reply_id: str) -> deepseek_recipe.MessagesChunkGenerator:
         return MessagesRequest.chunk_generator(request, reply_id, model)
 
-    return Conversion(model, request, MessagesForm(), generate, wishes=read_wishes(body))
+    return Conversion(model, request, MessagesForm(), generate, wishes=read_messages_wishes(body))
 
 
 def convert_responses(body: bytes, vocabulary: Vocabulary) -> Conversion:
     """Responses. What one repeats of its request is taken from it before conversion consumes it."""
-    incoming = ResponsesRequest(body)
+    incoming = parse(ResponsesRequest, body)
     options = conversion_options(vocabulary.special_tokens, incoming.model)
     model, echo, tools = incoming.model, incoming.echo(), incoming.namespace_tool_map(options)
     relaxed = relax(body)
@@ -118,6 +155,18 @@ def convert_responses(body: bytes, vocabulary: Vocabulary) -> Conversion:
         return generator.with_namespace_tool_map(tools).with_echo(echo)
 
     return Conversion(model, request, ResponsesForm(), generate, wishes=read_wishes(body))
+
+
+def with_form(conversation: Conversation, schema: Mapping[str, Any]) -> Conversation:
+    """`conversation` whose prompt tells the model the schema of the answer, as that of a chat does."""
+    return Conversation(
+        conversation.messages,
+        thinking_mode=conversation.thinking_mode,
+        tools=conversation.tools,
+        tool_choice=conversation.tool_choice,
+        reasoning_effort=conversation.reasoning_effort,
+        response_schema=schema,
+    )
 
 
 def generate_chat(request: ConversationRequest, model: str, reply_id: str) -> ChatCompletionChunkGenerator:

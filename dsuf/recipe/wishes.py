@@ -1,14 +1,16 @@
 """What a body says of its output that the library does not pass on as it stands.
 
-That a call must be made is lost where Messages ask for one of any tool, and where there are no tools. Of a schema that
-is `strict` the library keeps the names and types, and leaves out what bounds them (`maxItems`, `maxLength`, …): a reply
-that followed what is left would not follow what was sent.
+That a call must be made is lost where Messages ask for one of any tool, and where there are no tools; the form that
+Messages ask for is lost as a whole. Of a schema that is `strict` the library keeps the names and types, and leaves out
+what bounds them (`maxItems`, `maxLength`, …): a reply that followed what is left would not follow what was sent.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
+from dsuf.errors import InvalidRequest
 
 _FORCING = ("required", "any", "tool", "function", "custom")
 _FORMS = {"response_format": "json_schema", "text": "format"}  # of a chat, and of Responses
@@ -18,10 +20,14 @@ _ONES = ("items", "additionalProperties", "contains", "propertyNames", "not", "i
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the reply has to call a tool; what its answer, and the arguments of tools by name, have to follow."""
+    """Whether the reply has to call a tool; what its answer, and the arguments of tools by name, have to follow.
+
+    `form` is what an answer of Messages has to follow, of which the library does not know that it has to follow any.
+    """
 
     must_call: bool = False
     answer: Mapping[str, Any] | None = None
+    form: Mapping[str, Any] | None = None
     tools: Mapping[str, Mapping[str, Any]] = {}
 
 
@@ -34,9 +40,20 @@ class _Body(msgspec.Struct):
     text: Any = None
 
 
+class _MessagesBody(_Body):
+    """And where Messages say the form, today and in its beta."""
+
+    output_config: Any = None
+    output_format: Any = None
+
+
 def read_wishes(body: bytes) -> Wishes:
     """The wishes of `body`, which the library has read."""
-    fields = msgspec.json.decode(body, type=_Body)
+    return _read(body, msgspec.json.decode(body, type=_Body))
+
+
+def _read(body: bytes, fields: _Body) -> Wishes:
+    """The wishes in `fields` of `body`."""
     choice = fields.tool_choice
     must_call = (choice.get("type") if isinstance(choice, dict) else choice) in _FORCING
     if b'"strict"' not in body:
@@ -44,6 +61,18 @@ def read_wishes(body: bytes) -> Wishes:
     forms = [_get(getattr(fields, name), inner) for name, inner in _FORMS.items()]
     answer = next((schema for form in forms if (schema := _find_strict(form)) is not None), None)
     return Wishes(must_call=must_call, answer=answer, tools=_read_tools(fields.tools))
+
+
+def read_messages_wishes(body: bytes) -> Wishes:
+    """The wishes of a `body` of Messages; raises `InvalidRequest` for a form that is none."""
+    fields = msgspec.json.decode(body, type=_MessagesBody)
+    form, field = _get(fields.output_config, "format"), "output_config.format"
+    if form is None:
+        form, field = fields.output_format, "output_format"
+    schema = _get(form, "schema")
+    if form is not None and (_get(form, "type") != "json_schema" or not isinstance(schema, dict)):
+        raise InvalidRequest(f"`{field}` must be of type `json_schema`, with an object `schema`", param=field)
+    return msgspec.structs.replace(_read(body, fields), answer=None, form=schema)
 
 
 def relax(body: bytes) -> bytes:

@@ -80,17 +80,18 @@ def open_engine(records: Sequence[TurnRecord], model_dir: str | None, name: str 
 
 
 async def replay(engine: Engine, player: Player, chosen: Sequence[TurnRecord]) -> int:
-    """Compute `chosen` again and print what came of each."""
-    wrong = 0
+    """Compute `chosen` again and print what came of each, and in the end, also where it is cut off, of all."""
+    same = done = 0
     try:
-        for record in chosen:
+        for number, record in enumerate(chosen, 1):
             verdict = await judge(player, record)
-            wrong += not verdict.startswith("same")
-            print(f"{record.turn}: {verdict}", flush=True)
+            same, done = same + verdict.startswith("same"), number
+            print(f"{number}/{len(chosen)} {record.turn}: {verdict}", flush=True)
     finally:
+        rest = f"; {len(chosen) - done} were not computed" if done < len(chosen) else ""
+        print(f"{same} of {done} turns came out the same{rest}", flush=True)
         await engine.close()
-    print(f"{len(chosen) - wrong} of {len(chosen)} turns came out the same")
-    return 1 if wrong else 0
+    return 1 if same < done else 0
 
 
 async def judge(player: Player, record: TurnRecord) -> str:

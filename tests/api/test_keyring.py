@@ -52,6 +52,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 async def test_every_route_but_the_open_ones_asks_for_a_key(vocabulary: Vocabulary) -> None:
     """The list of open routes stands here again: one more of them must be meant."""
     async with serve(vocabulary, keys=("sk-one",), admin_keys=("sk-root",)) as rig:
+        refused = await rig.client.get(rig.url + "/v1/models", headers={"x-api-key": "sk-root"})
+        assert refused.status == 403 and "an admin key is for" in (await refused.json())["error"]["message"]
         opened = set()
         for route in ROUTES:
             for path in (route.path, *route.aliases):

@@ -38,7 +38,7 @@ ACCEPTED: dict[str, tuple[dict[str, Any], str]] = {
     "effort xhigh": ({"output_config": {"effort": "xhigh"}}, "Reasoning Effort: 75 "),
     "effort max": ({"output_config": {"effort": "max"}}, "Reasoning Effort: 100 "),
     "ignored names": (
-        {"output_config": {"format": {"type": "json_schema", "schema": {}}}, "top_k": 5, "metadata": {"user_id": "x"},
+        {"output_config": {"format": None}, "top_k": 5, "metadata": {"user_id": "x"},
          "container": "c", "mcp_servers": [], "dsh_session_log": [{"a": 1}], "xyzzy": 1}, "",
     ),
     "stop_sequences 16": ({"stop_sequences": [str(i) for i in range(16)]}, ""),
@@ -71,6 +71,7 @@ NOT_YET: dict[str, tuple[dict[str, Any], str, str]] = {
     "picture url": (user({"type": "image", "source": {"type": "url", "url": "https://x.org/a.png"}}), "pictures",
                     "messages"),
     "picture in a tool result": ({"messages": [USER, USE, result([INLINE])], "tools": [TOOL]}, "pictures", "messages"),
+    "form": ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format", ""),
     "tool_choice any": ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice", "tool_choice"),
     "tool_choice named": ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "read"}, **OFF}, "tool_choice",
                           "tool_choice"),

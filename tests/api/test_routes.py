@@ -14,6 +14,7 @@ import pytest
 
 from dsuf import __version__
 from dsuf.api import server
+from dsuf.api.exchange import Exchange
 from dsuf.recipe.names import SERVED_NAMES
 from dsuf.recipe.vocabulary import Vocabulary
 from tests.api.rig import MODEL, Rig, chat_body, connect, message_body, receive, serve
@@ -30,6 +31,21 @@ async def test_model_list(rig: Rig, path: str) -> None:
     entry = listing["data"][0]
     assert entry["object"] == "model" and isinstance(entry["created"], int) and entry["owned_by"]
     assert entry["max_model_len"] == entry["context_window"] == 1_048_576
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"), [("/anthropic/v1/models", {}), ("/v1/models", {"anthropic-version": "2023-06-01"})]
+)
+async def test_model_list_of_messages_clients(rig: Rig, path: str, headers: dict[str, str]) -> None:
+    """One page of their fields; the others stay."""
+    listing = await (await rig.client.get(rig.url + path, headers=headers)).json()
+    names = [entry["id"] for entry in listing["data"]]
+    assert (listing["has_more"], listing["first_id"], listing["last_id"]) == (False, names[0], names[-1])
+    entry = await (await rig.client.get(f"{rig.url}{path}/{MODEL}", headers=headers)).json()
+    assert entry == listing["data"][0] and (entry["type"], entry["display_name"]) == ("model", MODEL)
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", entry["created_at"]) and entry["object"] == "model"
+    plain = await (await rig.client.get(rig.url + "/v1/models")).json()
+    assert set(plain) == {"object", "data"} and "type" not in plain["data"][0]
 
 
 @pytest.mark.parametrize("name", [*SERVED_NAMES, "deepseek-ai%2FDeepSeek-V4.1-Flash"])
@@ -103,7 +119,21 @@ async def test_metrics_version_and_facts(rig: Rig) -> None:
     assert await (await rig.client.get(rig.url + "/version")).json() == {"version": __version__}
     facts = await (await rig.client.get(rig.url + "/server_info")).json()
     assert facts["engine"]["name"] == "scripted" and facts["node"] == {"role": "both"}
-    assert facts["constrained_decoding"] is False
+    assert facts["constrained_decoding"] is False and facts["checkpoint"] == ""
+
+
+async def test_probes_do_not_fill_the_log(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do those that ask all through a start."""
+    lines: list[tuple[str, int, str]] = []
+    monkeypatch.setattr(
+        Exchange, "log", lambda self, status, *, level="info": lines.append((self.endpoint, status, level))
+    )
+    rig.status.failing = ["weights"]
+    for path in ("/readyz", "/health", "/v1/models", "/no/such"):
+        await rig.client.get(rig.url + path)
+    assert lines == [
+        ("/readyz", 503, "debug"), ("/health", 200, "debug"), ("/v1/models", 200, "info"), ("other", 404, "info"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
@@ -210,6 +240,13 @@ async def test_count_tokens(rig: Rig) -> None:
         assert counted == {"input_tokens": len(rig.submit.last.turn.prompt.ids)}
     response = await rig.post("/v1/messages/count_tokens", {"model": MODEL})
     assert response.status == 400 and (await response.json())["type"] == "error"
+
+
+@pytest.mark.parametrize("text", [rb"\ud800", rb"\ud800 and more", rb"\udc00", rb"\ud83d\ude00\uDE00"])
+async def test_tokenize_names_a_lone_surrogate(rig: Rig, text: bytes) -> None:
+    response = await rig.post("/tokenize", b'{"prompt": "' + text + b'"}')
+    assert response.status == 400 and "a lone surrogate" in (await response.json())["error"]["message"]
+    assert (await rig.post("/tokenize", b'{"prompt": "' + rb"\ud83d\ude00" + b'"}')).status == 200
 
 
 async def test_tokenize_and_back(rig: Rig) -> None:

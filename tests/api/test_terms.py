@@ -38,6 +38,7 @@ async def test_priority_in_body_or_header_and_timeout(rig: Rig, path: str, prior
         ({"priority": True}, {}, "whole number"),
         ({"priority": [1]}, {}, "whole number"),
         ({}, {"x-dsuf-priority": ""}, "whole number"),
+        ({}, {"x-dsuf-priority": "500"}, "`x-dsuf-priority` must be a whole number"),
         ({}, {"x-dsuf-priority": "1e2"}, "whole number"),
         ({}, {"x-dsuf-priority": "1_0"}, "whole number"),
         ({"priority": "1_0"}, {}, "whole number"),
@@ -48,6 +49,7 @@ async def test_priority_in_body_or_header_and_timeout(rig: Rig, path: str, prior
         ({}, {"x-dsuf-timeout-s": "1_0"}, "number of seconds"),
         ({}, {"x-dsuf-timeout-s": "-1"}, "number of seconds"),
         ({}, {"x-dsuf-timeout-s": "."}, "number of seconds"),
+        ({}, {"x-dsuf-timeout-s": "1e-9"}, "plain decimals"),
     ],
 )
 async def test_what_makes_no_sense_is_refused(

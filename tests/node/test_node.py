@@ -11,6 +11,7 @@ import pytest
 from dsuf.config import load_settings
 from dsuf.errors import CheckpointError, CommandError
 from dsuf.node import node as node_module
+from dsuf.node.engines import name_checkpoint
 from dsuf.node.node import Node, bind
 from dsuf.node.startup import Startup
 from dsuf.types import Engine
@@ -56,12 +57,14 @@ async def test_ready_only_after_loading(model_dir: Path, tmp_path: Path, monkeyp
             client.close()
             loaded.set()
             await starting
+            assert (await get(node, "/server_info"))[2]["checkpoint"] == name_checkpoint(model_dir)
             assert await get(node, "/readyz") and (await get(node, "/readyz"))[2] == {"ready": True, "failing": []}
         finally:
             assert await node.stop()
     lines = output.getvalue().splitlines()
     assert [line.split()[0] for line in lines[1:6]] == ["model", "tokenizer", "listening", "engine", "warm-up"]
     assert all(" s" in line for line in lines[1:6])
+    assert lines[1].split()[3:] == [f"{name_checkpoint(model_dir)},", str(model_dir)]
     assert lines[6].startswith("ready in ") and "curl -N http://127.0.0.1:" in output.getvalue()
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from dsuf.checkpoint.forms import NANO
 from dsuf.config import Settings
 from dsuf.engine_scripted import Rule
 from dsuf.errors import CommandError, EngineFailed, Unavailable
 from dsuf.node.drain import Signals
-from dsuf.node.engines import find_cache, warm_up
+from dsuf.node.engines import find_cache, name_checkpoint, warm_up
 from dsuf.node.gate import Gate
 from dsuf.node.node import bind
 from dsuf.node.pulse import SLACK_S, Pulse
@@ -19,6 +20,11 @@ from dsuf.node.startup import Startup, describe_use
 from dsuf.observe.metrics import Metrics
 from dsuf.sched.scheduler import Limits
 from tests.sched.rig import make_engine, make_scheduler, make_turn, read_text, serving
+
+
+def test_the_shipped_checkpoint_has_a_name(tmp_path: Path) -> None:
+    assert name_checkpoint(NANO) == name_checkpoint(NANO / ".." / "nano") == "dsuf-nano"
+    assert name_checkpoint(tmp_path / "DeepSeek-V4.1-Flash") == "DeepSeek-V4.1-Flash"
 
 
 async def test_the_gate_refuses_until_it_opens() -> None:

@@ -10,7 +10,7 @@ import pytest
 from dsuf.errors import InvalidRequest, UnsupportedFeature
 from dsuf.recipe.grammar import write_calls, write_json, write_regex
 from dsuf.recipe.masks import Masks
-from dsuf.recipe.render import Limits, Rendered, render
+from dsuf.recipe.render import Limits, Rendered, count_prompt, render
 from dsuf.recipe.vocabulary import Vocabulary
 from dsuf.types import Allowed, Constraint, Mask, Usage
 
@@ -156,6 +156,55 @@ def test_a_call_of_one_tool_that_messages_ask_for(masks: Masks, vocabulary: Voca
         assert (len(ask(masks.open(kept.constraint), (), drafts).rows) > len(drafts)) == allowed
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
+CALLABLE = [{"name": "f", "input_schema": {"type": "object"}}]
+
+
+@pytest.mark.parametrize("thinking", ["enabled", "disabled"])
+def test_a_form_that_messages_ask_for(masks: Masks, vocabulary: Vocabulary, thinking: str) -> None:
+    """Prompt and masks are those of a chat that asks for it, under both names."""
+    chosen = {"thinking": {"type": thinking}}
+    form = {"type": "json_schema", "schema": SCHEMA}
+    as_chat = chat(masks, vocabulary, response_format=schema_of(SCHEMA), **chosen)
+    for fields in ({"output_config": {"format": form}}, {"output_format": form}):
+        kept = messages(masks, vocabulary, **fields, **chosen)
+        assert (kept.prompt, kept.constraint) == (as_chat.prompt, as_chat.constraint)
+        assert (
+            takes(masks, kept, '{"a": 9}') and not takes(masks, kept, '{"a": 10}') and not takes(masks, kept, "Nine.")
+        )
+    body = {
+        "model": "deepseek-flash",
+        "messages": [{"role": "user", "content": "json"}],
+        "output_format": form,
+        **chosen,
+    }
+    assert tuple(count_prompt("messages", json.dumps(body).encode(), vocabulary)) == kept.prompt.ids
+    for none in ({"output_config": {"format": None}}, {"output_format": None}, {"response_format": schema_of(SCHEMA)}):
+        assert messages(masks, vocabulary, **none, **chosen).constraint is None
+
+
+def test_a_form_beside_tools_that_messages_may_call(masks: Masks, vocabulary: Vocabulary) -> None:
+    """As in a chat: calls win, and without a choice the form holds; the rest of the prompt is the same."""
+    form = {"type": "json_schema", "schema": SCHEMA}
+    free, kept = (messages(masks, vocabulary, tools=CALLABLE, output_format=one) for one in (None, form))
+    assert free.constraint == kept.constraint is not None and kept.constraint.begins == "call"
+    told = (
+        f"\n\n## Response Format:\n\nYou MUST strictly adhere to the following schema to reply:\n{json.dumps(SCHEMA)}"
+    )
+    assert told in vocabulary.decode(kept.prompt.ids)
+    assert vocabulary.decode(kept.prompt.ids).replace(told, "") == vocabulary.decode(free.prompt.ids)
+    without = messages(masks, vocabulary, tools=CALLABLE, tool_choice={"type": "none"}, output_format=form)
+    assert without.constraint is not None and without.constraint.begins == "answer"
+
+
+@pytest.mark.parametrize(
+    "form", [{"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "schema": 3}, "json"]
+)
+def test_a_form_of_messages_that_is_none(masks: Masks, vocabulary: Vocabulary, form: object) -> None:
+    with pytest.raises(InvalidRequest, match=r"`output_config\.format` must be of type `json_schema`"):
+        messages(masks, vocabulary, output_config={"format": form})
+
+
 def test_what_cannot_be_compiled(masks: Masks, vocabulary: Vocabulary) -> None:
     """The reason is the library's. Tools that are not strict may then be called with anything."""
     bad = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}
@@ -262,6 +311,8 @@ def test_an_engine_that_keeps_to_no_constraint(vocabulary: Vocabulary) -> None:
     ):
         with pytest.raises(UnsupportedFeature):
             chat(None, vocabulary, **fields)
+    with pytest.raises(UnsupportedFeature, match=r"output_config\.format"):
+        messages(None, vocabulary, output_format={"type": "json_schema", "schema": SCHEMA})
 
 
 def test_a_begun_answer_counts(masks: Masks, vocabulary: Vocabulary) -> None:

@@ -1,17 +1,21 @@
 """Turns of a server that wrote records, computed again from these alone."""
 
+import asyncio
 import json
 import os
 import re
 import stat
 import threading
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
 from dsuf.__main__ import main
-from dsuf.replay.command import read_records
+from dsuf.replay.command import read_records, replay
 from dsuf.types import TurnRecord
 from tests.node.process import serving
 from tests.node.test_sessions import QUESTION, ask, wait_idle
@@ -98,6 +102,29 @@ def test_a_token_that_was_another_one_is_told(folder: Path, tmp_path: Path, caps
     write(msgspec.structs.replace(last, origin=msgspec.structs.replace(last.origin, fingerprint="other")))
     assert main(["replay", str(file)]) == 2
     assert "recorded with other" in capsys.readouterr().err
+
+
+async def test_what_is_cut_off_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None:
+    """As by Ctrl-C, which cancels."""
+
+    async def play(record: Any) -> Sequence[int]:
+        if record.turn == "c":
+            raise asyncio.CancelledError
+        return [*record.ids[:-1], 0]
+
+    async def close() -> None:
+        pass
+
+    records: Any = [SimpleNamespace(turn=turn, ids=(1, last), start=0) for turn, last in (("a", 0), ("b", 1), ("c", 0))]
+    player: Any = SimpleNamespace(play=play)
+    engine: Any = SimpleNamespace(close=close)
+    with pytest.raises(asyncio.CancelledError):
+        await replay(engine, player, records)
+    assert capsys.readouterr().out.splitlines() == [
+        "1/3 a: same, 2 tokens",
+        "2/3 b: DIFFERENT from token 1 of 2 on",
+        "1 of 2 turns came out the same; 1 were not computed",
+    ]
 
 
 @pytest.mark.parametrize("text", ["{}\n", "nonsense\n", json.dumps({"version": 1}) + "\n", ""])

@@ -69,9 +69,10 @@ class MessagesTool(msgspec.Struct, omit_defaults=True):
 
 
 class OutputConfig(msgspec.Struct, omit_defaults=True):
-    """How much the model thinks."""
+    """How much the model thinks, and the form of its answer."""
 
     effort: Effort | None = None
+    format: Annotated[dict[str, Any] | None, Meta(description="json_schema, with `schema`")] = None
 
 
 class Metadata(msgspec.Struct, omit_defaults=True):

@@ -9,8 +9,9 @@ from dsuf.api.openapi.chat import Message
 from dsuf.api.openapi.shared import Count
 
 
-class ModelEntry(msgspec.Struct):
-    """A name that requests may carry; both lengths are the served context in tokens."""
+class ModelEntry(msgspec.Struct, omit_defaults=True):
+    """A name that requests may carry; both lengths are the served context in tokens. The last three fields are there
+    for clients that send `anthropic-version`."""
 
     id: str
     object: Literal["model"]
@@ -18,13 +19,19 @@ class ModelEntry(msgspec.Struct):
     owned_by: str
     max_model_len: Count
     context_window: Count
+    type: Literal["model"] | None = None
+    display_name: str | None = None
+    created_at: str | None = None
 
 
-class ModelList(msgspec.Struct):
-    """All of them."""
+class ModelList(msgspec.Struct, omit_defaults=True):
+    """All of them. The last three fields are there for clients that send `anthropic-version`."""
 
     object: Literal["list"]
     data: Annotated[list[ModelEntry], Meta(min_length=1)]
+    has_more: bool | None = None
+    first_id: str | None = None
+    last_id: str | None = None
 
 
 class TokenizeRequest(msgspec.Struct, omit_defaults=True):
@@ -81,6 +88,7 @@ class FactsReply(msgspec.Struct):
 
     version: str
     model: str
+    checkpoint: str
     engine: dict[str, Any]
     context_tokens: Count
     node: dict[str, Any]

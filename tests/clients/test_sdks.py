@@ -304,6 +304,19 @@ def test_parse_with_a_schema_on_the_shipped_model(nano: str, thinks: bool) -> No
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("thinks", [False, True])
+def test_parse_of_messages_on_the_shipped_model(nano: str, thinks: bool) -> None:
+    """Of a class without bounds on its lists: Anthropic's SDK sends no bounds, and the model finds no end by itself."""
+    asked: list[Any] = [{"role": "user", "content": "Write quicksort in Python."}]
+    thinking: Any = {"type": "enabled" if thinks else "disabled"}
+    with anthropic.Anthropic(base_url=nano, api_key="any", max_retries=0, timeout=120) as client:
+        reply = client.messages.parse(
+            model=MODEL, messages=asked, output_format=Weather, max_tokens=1000, thinking=thinking
+        )
+    assert isinstance(reply.parsed_output, Weather), reply
+
+
+@pytest.mark.full
 def test_required_calls_on_the_shipped_model(nano: str) -> None:
     """A tool of a class is called where a call is asked for, however little the question has to do with it."""
     asked: list[Any] = [{"role": "user", "content": "Write quicksort in Python."}]

@@ -76,7 +76,7 @@ install() { # install PYTHON NAME LOCK: into .venv if that is whole, else into a
     install_lock "$venv" "$2" "$3"
     return
   fi
-  say "creating .venv with $("$1" --version)"
+  say "creating .venv with $("$1" --version): some 100 MB to download, more for a GPU or for development"
   rm -rf "$venv.new" "$venv.old"
   "$1" -m venv --prompt .venv "$venv.new" || fail 1 "could not create $venv.new"
   install_lock "$venv.new" "$2" "$3"

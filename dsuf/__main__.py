@@ -39,7 +39,9 @@ COMMANDS = (
     Command("doctor", "say what this machine has, and what is missing for what", "dsuf.doctor"),
 )
 
-FLAGS_LATER = "Its arguments are listed here once the locked packages are installed: `bin/dsuf doctor` does that."
+FLAGS_LATER = (
+    "Its arguments are listed here once the locked packages are installed; any command without --help installs them."
+)
 
 
 class Parser(argparse.ArgumentParser):

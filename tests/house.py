@@ -24,7 +24,8 @@ LAYERS: dict[str, set[str]] = {
     "sched": GROUND | {"observe", "kv"},
     "web": set(),
     "api": GROUND | {"observe", "recipe", "web"},
-    "trial": GROUND,
+    "welcome": {"config"},
+    "trial": GROUND | {"welcome"},
     "repro": GROUND,
 }
 # Commands and `node` build the parts and may import everything.

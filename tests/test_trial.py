@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -19,12 +20,14 @@ from typing import ClassVar
 
 import pytest
 
+from dsuf.config import Settings
 from dsuf.errors import CommandError, DeadlineExceeded, EngineFailed, Unavailable
-from dsuf.trial import command, fleet
+from dsuf.trial import command, fleet, keeper
 from dsuf.trial.balancer import TEXTS, describe_balancer
 from dsuf.trial.command import Stopping, check, describe, watch
 from dsuf.trial.fleet import TrialFleet, answers, find_program
 from dsuf.trial.program import Program, stop_all
+from dsuf.welcome import describe_use
 
 NAP = [sys.executable, "-c", "import time; time.sleep(60)"]
 DEAF = "import signal, time; signal.signal(15, lambda *_: 0); print('on', flush=True); time.sleep(60)"
@@ -33,8 +36,9 @@ STUBBORN = [sys.executable, "-c", DEAF]
 
 @pytest.fixture
 def tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis and balancer are installed, so to say."""
+    """Redis and balancer are installed, so to say, and the ports are free."""
     monkeypatch.setattr(fleet, "find_program", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(command, "check_machine", lambda port, nodes: None)
 
 
 def read_flags(program: Program) -> dict[str, str]:
@@ -45,7 +49,7 @@ def read_flags(program: Program) -> dict[str, str]:
 
 def make_args(**changes: object) -> argparse.Namespace:
     """What the command line gives."""
-    return argparse.Namespace(**{"nodes": 3, "prefill": 0, "port": 8000, "lenient": False, "logs": None} | changes)
+    return argparse.Namespace(**{"nodes": 3, "prefill": 0, "port": 8000, "strict": False, "logs": None} | changes)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +142,78 @@ def test_the_command_ends_with_what_ends(tmp_path: Path, capsys: pytest.CaptureF
     with signals_kept():
         stopping = Stopping(trial)
         stopping.starting = False
-        assert watch(trial, stopping, lenient=False) == 1
-        assert "node1 ended with code 3:\nlast words" in capsys.readouterr().out
-        signal.raise_signal(signal.SIGINT)
-        assert watch(trial, stopping, lenient=True) == 130
-    assert trial.url in describe(trial) and trial.node_url(1) in describe(trial)
+        assert watch(trial, stopping, strict=True) == 1
+        assert capsys.readouterr().out == "node1 ended with code 3\n  last words\n"
+
+
+@pytest.mark.usefixtures("tools")
+def test_a_node_that_is_killed_starts_again_and_the_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the same place, until a signal comes."""
+    trial = TrialFleet(2, tmp_path, port=9000)
+    monkeypatch.setattr(trial, "is_ready", lambda number: True)
+    trial.nodes[0].command = NAP
+    trial.nodes[0].start()
+    first = trial.nodes[0].pid
+    trial.nodes[0].kill()
+    with signals_kept():
+        stopping = Stopping(trial)
+        stopping.starting = False
+        said: list[str] = []
+
+        def say(text: str) -> None:
+            said.append(text)
+            if "again" in said[-1] and "ready" in said[-1]:
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(command, "say", say)
+        try:
+            assert watch(trial, stopping, strict=False) == 130
+            assert trial.nodes[0].code is None and trial.nodes[0].pid != first
+        finally:
+            trial.nodes[0].kill()
+    assert said == ["node1 ended with signal 9 (Killed); it starts again in 1 s", "node1 is ready again"]
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("what", ["the balancer", "all that answer"])
+def test_the_command_ends_with_what_it_cannot_be_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A node that computes prompts for others is not enough to go on."""
+    trial = TrialFleet(2, tmp_path, port=9000, prefill=1)
+    ended = trial.balancer if what == "the balancer" else trial.nodes[1]
+    ended.command = ["/bin/false"]
+    ended.start()
+    assert ended.wait(20.0)
+    monkeypatch.setattr(keeper, "MOST_STARTS", 0)
+    monkeypatch.setattr(trial, "is_ready", lambda number: True)
+    said: list[str] = []
+    monkeypatch.setattr(command, "say", said.append)
+    assert watch(trial, SimpleNamespace(asked=False), strict=False) == 1  # type: ignore[arg-type]
+    assert [line.split(";")[0] for line in said] == [f"{ended.name} ended with code 1"]
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("keys", [(), ("sk-secret",)])
+def test_the_fleet_is_used_as_one_server_is(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    """The same lines as a server's own, with the balancer's address."""
+    trial, settings = TrialFleet(1, tmp_path, port=9000), Settings(api_keys=keys)
+    said = describe(trial, settings)
+    assert f"\n\n{describe_use(trial.url, settings)}\n" in said and trial.node_url(1) in said
+
+
+def test_a_port_in_use_is_all_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is made before."""
+    monkeypatch.setattr(command, "find_program", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(fleet, "can_bind", lambda host, port: port != 9101)
+    with pytest.raises(CommandError, match="port 9101 is in use"):
+        command.run(make_args(port=9000))
+    assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
 
 
 @contextlib.contextmanager
@@ -216,6 +287,7 @@ def test_the_command_stops_what_it_started(tmp_path: Path, monkeypatch: pytest.M
     def fail(*args: object, **options: object) -> int:
         raise RuntimeError("planned")
 
+    monkeypatch.setattr(command, "check_machine", lambda port, nodes: None)
     monkeypatch.setattr(command, "TrialFleet", Fake)
     monkeypatch.setattr(command, "Stopping", lambda fleet: SimpleNamespace())
     monkeypatch.setattr(command, "watch", fail)

@@ -1,5 +1,6 @@
 """Try a fleet on this machine: N nodes, Redis and a balancer on loopback, until Ctrl-C.
 
+What ends by itself, or is killed to see what happens, starts again after a second; what goes on ending stays away.
 Needs redis-server and haproxy. Settings of all nodes come from the environment: `DSUF_DRAFTS=5 bin/fleet 3`.
 """
 
@@ -9,12 +10,16 @@ import signal
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from dsuf.config import find_file, load_settings
+from dsuf.config import Settings, find_file, load_settings
 from dsuf.errors import CommandError
-from dsuf.trial.fleet import CONTROL_ABOVE, HOST, TrialFleet
+from dsuf.trial.fleet import CONTROL_ABOVE, HOST, TrialFleet, check_ports, find_program
+from dsuf.trial.keeper import Keeper, describe_end
+from dsuf.trial.ports import can_bind
+from dsuf.welcome import describe_use
 
 MOST_NODES = 64
 
@@ -34,28 +39,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--logs", metavar="DIR", type=Path, help="where output goes, and stays (default: a new folder under /tmp)"
     )
-    parser.add_argument("--lenient", action="store_true", help="go on when something ends by itself")
+    parser.add_argument("--strict", action="store_true", help="end with the first thing that ends by itself")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the fleet until a signal comes or something ends; raises `CommandError`."""
+    """Run the fleet until a signal comes, or until it cannot go on; raises `CommandError`."""
     check(args)
-    check_settings(os.environ)
+    settings = check_settings(os.environ)
+    check_machine(args.port, args.nodes)
     folder = make_folder(args.logs)
     fleet = TrialFleet(args.nodes, folder, port=args.port, prefill=args.prefill, tied=True)
     stopping = Stopping(fleet)
-    print(f"{args.nodes} nodes, Redis and a balancer; their output: {folder}", flush=True)
+    say(f"{args.nodes} nodes, Redis and a balancer; their output: {folder}")
     try:
-        fleet.start(lambda text: print(f"  {text}", flush=True))
+        fleet.start(lambda text: say(f"  {text}"))
     except KeyboardInterrupt:
         return stopping.code
     stopping.starting = False
-    print(describe(fleet), flush=True)
+    say(describe(fleet, settings))
     try:
-        return watch(fleet, stopping, lenient=args.lenient)
+        return watch(fleet, stopping, strict=args.strict)
     finally:
-        print("stopping: running streams may end; once more ends them at once", flush=True)
+        say("stopping: running streams may end; once more ends them at once")
         fleet.stop()
+
+
+def say(text: str) -> None:
+    """Print `text` now."""
+    print(text, flush=True)
 
 
 def make_folder(given: Path | None) -> Path:
@@ -78,8 +89,15 @@ def check(args: argparse.Namespace) -> None:
         raise CommandError(f"--port {args.port}: 1024 to {65_535 - 2 * CONTROL_ABOVE - MOST_NODES}")
 
 
-def check_settings(environ: Mapping[str, str]) -> None:
-    """Raise `CommandError` for settings of all nodes with which this fleet would not come about."""
+def check_machine(port: int, nodes: int) -> None:
+    """Raise `CommandError` where a program is not installed or a port in use, before anything is made."""
+    for name in ("redis-server", "haproxy"):
+        find_program(name)
+    check_ports(port, nodes)
+
+
+def check_settings(environ: Mapping[str, str]) -> Settings:
+    """Settings of a node; raise `CommandError` for settings of all nodes with which this fleet would not come about."""
     try:
         settings = load_settings(
             {"redis_url": f"redis://{HOST}"}, {**environ, "DSUF_PEER_SECRET": 16 * "x"}, find_file()
@@ -88,14 +106,14 @@ def check_settings(environ: Mapping[str, str]) -> None:
         raise CommandError(f"no node would start: {error}") from error
     if settings.tls_cert_file is not None:
         raise CommandError("tls_cert_file: this fleet's balancer speaks plain HTTP to nodes; take the setting away")
+    return settings
 
 
-def describe(fleet: TrialFleet) -> str:
+def describe(fleet: TrialFleet, settings: Settings) -> str:
     """How to use it, and how to see what it does."""
     return (
         f"ready: {fleet.url}\n\n"
-        f'OpenAI SDK: OpenAI(base_url="{fleet.url}/v1", api_key="any"), model "deepseek-flash"\n'
-        f"dsh: DEEPSEEK_BASE_URL={fleet.url} DEEPSEEK_API_KEY=any dsh --profile headless 'Hello'\n"
+        f"{describe_use(fleet.url, settings)}\n"
         f"where prompts came from: curl -s {fleet.node_url(1)}/metrics | grep source_tokens\n"
     )
 
@@ -123,15 +141,26 @@ class Stopping:
             raise KeyboardInterrupt
 
 
-def watch(fleet: TrialFleet, stopping: Stopping, *, lenient: bool) -> int:
-    """Wait for a signal, or for something to end by itself, which is told; the exit code."""
-    told: set[str] = set()
+def watch(fleet: TrialFleet, stopping: Stopping, *, strict: bool) -> int:
+    """Wait for a signal, for the end of the balancer, or until no node is left that answers clients; the exit code.
+    What else ends starts again, unless this is `strict`: then the first end is that of all.
+    """
+    keepers = make_keepers(fleet)
     while not stopping.asked:
-        for ended in fleet.find_ended():
-            if ended.name not in told:
-                print(f"{ended.name} ended with code {ended.code}:\n{ended.tail()}", flush=True)
-                told.add(ended.name)
-        if told and not lenient:
+        fatal = [ended for ended in fleet.find_ended() if strict or ended is fleet.balancer]
+        for ended in fatal:
+            say(describe_end(ended))
+        for keeper in () if fatal else keepers:
+            keeper.look()
+        away = [keeper.program for keeper in keepers if keeper.away]
+        if fatal or all(node in away for node in fleet.answering):
             return 1
         time.sleep(0.2)
     return stopping.code
+
+
+def make_keepers(fleet: TrialFleet) -> list[Keeper]:
+    """Who starts the nodes and Redis again."""
+    redis = Keeper(fleet.redis, say, lambda: not can_bind(HOST, fleet.redis_port))
+    nodes = enumerate(fleet.nodes, start=1)
+    return [redis, *(Keeper(node, say, partial(fleet.is_ready, number)) for number, node in nodes)]

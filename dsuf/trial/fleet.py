@@ -57,36 +57,38 @@ class TrialFleet:
         """All of it, in the order in which it should end."""
         return [self.balancer, *self.nodes, self.redis]
 
+    @property
+    def answering(self) -> list[Program]:
+        """The nodes that clients reach."""
+        return self.nodes[self.prefill :]
+
     def node_url(self, number: int) -> str:
         """Node `number`, from 1 on, past the balancer."""
         return f"http://{HOST}:{self.port + number}"
 
     def start(self, tell: Callable[[str], None] = lambda text: None, seconds: float = START_S) -> None:
         """Start everything and wait until all nodes are ready; raises `CommandError`, with nothing left running."""
-        self._check_ports()
+        check_ports(self.port, len(self.nodes))
         try:
             self.redis.start()
             for node in self.nodes:
                 node.start()
             for number, node in enumerate(self.nodes, start=1):
                 self.wait_ready(number, seconds)
-                tell(f"{node.name} ready at {self.node_url(number)}")
+                tell(f"{node.name} ready at {self.node_url(number)}, process {node.pid}")
             self.balancer.start()
             self._wait(lambda: answers(self.port, "/readyz"), self.balancer, seconds)
         except BaseException:
             self.stop(5.0)
             raise
 
-    def _check_ports(self) -> None:
-        """Raise `CommandError` where something listens on a port already, which would answer in our place."""
-        own = range(self.port, self.port + len(self.nodes) + 1)
-        for port in (*own, *(port + CONTROL_ABOVE for port in own[1:]), self.redis_port):
-            if not can_bind(HOST, port):
-                raise CommandError(f"port {port} is in use: a fleet takes {describe_ports(self.port, len(self.nodes))}")
+    def is_ready(self, number: int) -> bool:
+        """Whether node `number` says that it is."""
+        return answers(self.port + number, "/readyz")
 
     def wait_ready(self, number: int, seconds: float = START_S) -> None:
         """Wait until node `number` says that it is ready; raises `CommandError`."""
-        self._wait(lambda: answers(self.port + number, "/readyz"), self.nodes[number - 1], seconds)
+        self._wait(lambda: self.is_ready(number), self.nodes[number - 1], seconds)
 
     def find_ended(self) -> list[Program]:
         """What has ended by itself."""
@@ -128,6 +130,14 @@ class TrialFleet:
             if time.monotonic() > ends_s:
                 raise CommandError(f"{program.name} was not ready within {seconds:.0f} s:\n{program.tail()}")
             time.sleep(0.1)
+
+
+def check_ports(port: int, count: int) -> None:
+    """Raise `CommandError` where something listens already on a port of a fleet, which would answer in our place."""
+    own = range(port, port + count + 1)
+    for number in (*own, *(other + CONTROL_ABOVE for other in own[1:]), port + 2 * CONTROL_ABOVE):
+        if not can_bind(HOST, number):
+            raise CommandError(f"port {number} is in use: a fleet takes {describe_ports(port, count)}")
 
 
 def describe_ports(port: int, count: int) -> str:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import time
@@ -11,6 +12,13 @@ from pathlib import Path
 from dsuf.errors import CommandError
 
 _TAIL_LINES = 12
+_COMPLAINTS = 6
+_LINE_CHARACTERS = 400
+_READ_BYTES = 65_536
+_BEGUN = re.compile(r"ready in |dsh: |.*Ready to accept connections")
+"""Lines that end what a node and Redis say while they start."""
+_NOTE = re.compile(r'\{"time":"[^"]*","level":"(debug|info)"|\d+:[A-Z] .{24} [.*-] |\s*$')
+"""Lines of a node and of Redis below a warning, and empty ones."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # before there is a child, which should do as little as it can
 
@@ -29,6 +37,7 @@ class Program:
         self._environ = None if environ is None else dict(environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._tie = _tie if tied else None
+        self._begins = 0  # where in the log, in bytes, its present run does
 
     @property
     def pid(self) -> int:
@@ -44,6 +53,7 @@ class Program:
         """Run it, in a process group of its own, so that Ctrl-C reaches it through us alone. Raises `CommandError`."""
         try:
             with self.log.open("ab") as log:
+                self._begins = log.tell()
                 self._process = subprocess.Popen(
                     self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ,
                     start_new_session=True, preexec_fn=self._tie,
@@ -75,11 +85,25 @@ class Program:
         self.wait(10.0)
 
     def tail(self) -> str:
-        """The end of its log."""
+        """The end of its log, as far as it is of its present run."""
+        return "\n".join(self._read()[-_TAIL_LINES:])
+
+    def complaints(self) -> list[str]:
+        """The last lines of its log that may say why it ended: warnings, errors, and what is no log line, behind what
+        it said as it started.
+        """
+        lines = self._read()
+        begun = max((number for number, line in enumerate(lines, start=1) if _BEGUN.match(line)), default=0)
+        return [line[:_LINE_CHARACTERS] for line in lines[begun:] if not _NOTE.match(line)][-_COMPLAINTS:]
+
+    def _read(self) -> list[str]:
+        """The last lines of its present run."""
         try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+            with self.log.open("rb") as log:
+                log.seek(max(self._begins, log.seek(0, os.SEEK_END) - _READ_BYTES))
+                return log.read().decode(errors="replace").splitlines()
         except OSError:
-            return ""
+            return []
 
 
 def _tie() -> None:

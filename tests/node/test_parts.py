@@ -16,9 +16,10 @@ from dsuf.node.engines import find_cache, name_checkpoint, warm_up
 from dsuf.node.gate import Gate
 from dsuf.node.node import bind
 from dsuf.node.pulse import SLACK_S, Pulse
-from dsuf.node.startup import Startup, describe_use
+from dsuf.node.startup import Startup
 from dsuf.observe.metrics import Metrics
 from dsuf.sched.scheduler import Limits
+from dsuf.welcome import describe_use
 from tests.sched.rig import make_engine, make_scheduler, make_turn, read_text, serving
 
 

@@ -4,7 +4,8 @@
     ├── RequestError              what a client did, or meets; has an HTTP status
     │   ├── InvalidRequest        400  the body, a field or a value
     │   │   ├── UnsupportedFeature 400  understood, not served (names the feature)
-    │   │   └── ContextTooLong    400  prompt, or prompt and max_tokens, over the context
+    │   │   ├── ContextTooLong    400  prompt, or prompt and max_tokens, over the context
+    │   │   └── FormFailed        400  the form that was asked for leads a reply to where nothing can follow
     │   ├── AuthenticationFailed  401
     │   ├── PermissionDenied      403  a key that is known, but not for this
     │   ├── PathNotFound          404
@@ -68,6 +69,13 @@ class ContextTooLong(InvalidRequest):
     """The prompt, or prompt and `max_tokens` together, exceed the context."""
 
     code = "context_length_exceeded"
+
+
+class FormFailed(InvalidRequest):
+    """A reply under a constraint has come to where it cannot be continued; what was asked for is to blame, and a client
+    that sends it again will not fare better."""
+
+    code = "form_failed"
 
 
 class AuthenticationFailed(RequestError):

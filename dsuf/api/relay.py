@@ -6,7 +6,7 @@ from functools import partial
 from dsuf.api.exchange import Exchange
 from dsuf.api.failure import internal_error
 from dsuf.api.sse import EventStream, frame
-from dsuf.errors import EngineFailed, RequestError
+from dsuf.errors import FormFailed, RequestError
 from dsuf.observe.log import log_event
 from dsuf.recipe.reader import Reader
 from dsuf.types import Event, StepResult, Ticket, Usage
@@ -71,7 +71,7 @@ class Relay:
         if self._error is not None:
             raise self._error
         if result.fault is not None:
-            raise EngineFailed(f"the reply could not be kept to its format: {result.fault}")
+            raise FormFailed(f"the reply could not be kept to its form: {result.fault}")
         if not self._decoding:
             self._note(result)
         events = [] if self._opened else self.reader.open(self._prompt_usage(result))

@@ -127,9 +127,11 @@ async def _reply_in_stream(request: web.Request, parts: Parts, dialect: Dialect,
         except RequestError as error:
             exchange.failure = type(error).__name__
             last = dialect.frame_failure(error, exchange.request_id, relay.reader)
-            await (stream.break_off(last) if dialect.breaks_off else stream.send(last))
-        if not (exchange.failure and dialect.breaks_off):
-            await stream.close()
+            if dialect.breaks_off and not isinstance(error, InvalidRequest):  # which is final: nobody should try again
+                await stream.break_off(last)
+                return stream.response
+            await stream.send(last)
+        await stream.close()
         return stream.response
 
 

@@ -110,7 +110,7 @@ class Line:
         self._masked[:] = 0
         for place, masking, answer in asked:
             allowed = answer.result()
-            masking.fault = allowed.fault
+            masking.note(allowed)
             for i, row in enumerate(allowed.rows):  # behind a draft that may not come there are none
                 if row is not None:
                     self._masks[place, i], self._masked[place, i] = np.frombuffer(row, WORD), 1

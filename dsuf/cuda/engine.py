@@ -334,7 +334,7 @@ class CudaEngine:
         return StepResult(
             turn=seat.turn.id, ids=record.ids, prefilled=outcome.prefilled, drafted=record.verified,
             accepted=record.accepted, logprobs=outcome.logprobs, finish=finish,
-            fault=seat.masking.fault if seat.masking is not None and finish == "stop" else None,
+            fault=seat.masking.find_fault(len(record.ids)) if seat.masking is not None and finish == "stop" else None,
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ class Masking:
         ids = turn.prompt.ids
         self._mask, self._known = mask, len(ids)
         self._taken = list(ids[len(ids) - spent :])
-        self.fault: str | None = None
+        self._fault: tuple[int, str | None] = 0, None
 
     def follow(self, length: int, last: Sequence[int]) -> None:
         """The turn has come to position `length`, whose token is the last of `last`.
@@ -30,3 +30,12 @@ class Masking:
         """Begin to find out what may come behind 0, 1, … of `drafts`."""
         taken, self._taken = self._taken, []
         return self._mask.ask(taken, drafts)
+
+    def note(self, allowed: Allowed) -> None:
+        """What was last asked was answered with `allowed`."""
+        self._fault = len(allowed.rows) - 1, allowed.fault
+
+    def find_fault(self, given: int) -> str | None:
+        """Why the turn had to end, if it did, behind `given` of the drafts that were last asked about."""
+        place, fault = self._fault
+        return fault if given == place else None

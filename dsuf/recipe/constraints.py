@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from deepseek_recipe import ConversationRequest
 
 from dsuf.errors import InvalidRequest, UnsupportedFeature
-from dsuf.recipe.grammar import write_calls, write_json, write_regex
+from dsuf.recipe.flaws import find_loop, find_unwritable
+from dsuf.recipe.grammar import ends_escaping, split_anchors, write_calls, write_json, write_patterns, write_regex
 from dsuf.recipe.masks import Masks
 from dsuf.recipe.wishes import Wishes
 from dsuf.types import Constraint, Prompt
@@ -83,27 +84,39 @@ def _constrain_answer(wanted: Wanted, prompt: Prompt, masks: Masks, wishes: Wish
 def _write_answer(kind: str, schema: str) -> str:
     """The grammar of a whole answer."""
     if kind == "regex":
-        whole = schema.removeprefix("^")
-        return write_regex(whole[:-1] if whole.endswith("$") and not whole.endswith("\\$") else whole)
+        if ends_escaping(schema):
+            raise _refuse("the expression ends with a backslash")
+        return write_regex(split_anchors(schema)[1])
+    if (loop := find_loop(json.loads(schema or "true"))) is not None:
+        raise _refuse(_describe_loop(loop))
     try:
         return write_json("{}" if schema == "true" else schema)
     except ValueError as error:
-        raise InvalidRequest(f"the output constraint cannot be compiled: {error}", param="response_format") from error
+        raise _refuse(str(error)) from error
+
+
+def _refuse(reason: str) -> InvalidRequest:
+    """What is told of a form that no reply can be kept to."""
+    return InvalidRequest(f"the output constraint cannot be compiled: {reason}", param="response_format")
+
+
+def _describe_loop(reference: str) -> str:
+    return f"$ref {reference} leads back to itself"
 
 
 def _constrain_calls(tools: list[Any], masks: Masks, prompt: Prompt, wishes: Wishes) -> Constraint:
     """A constraint on the block of calls, which is all of an answer that must call. A tool whose schema cannot be
     compiled may be called with anything, unless it is strict."""
     functions: list[Mapping[str, Any]] = [_restore(tool["function"], wishes, masks) for tool in tools]
-    opened = prompt.opens_in == "call"
+    opened, mark_id = prompt.opens_in == "call", masks.vocabulary.dsml_id
     whole = wishes.must_call and not opened
-    write = partial(write_calls, functions, masks.vocabulary.dsml_id, opened=opened, whole=whole)
-    grammar = write()
+    write = partial(write_calls, functions, mark_id, opened=opened, whole=whole)
     try:
-        masks.check(grammar)
+        for function in functions:
+            _check_parameters(function)
+        masks.check(grammar := write(), [pattern for function in functions for pattern in write_patterns(function)])
     except InvalidRequest:
-        grammar = write(loose=_find_loose(functions, masks.vocabulary.dsml_id, masks))
-        masks.check(grammar)
+        masks.check(grammar := write(loose=_find_loose(functions, mark_id, masks)))
     if whole:
         return Constraint(grammar=grammar, begins="answer" if prompt.opens_in == "reasoning" else "now")
     return Constraint(grammar=grammar, begins="now" if opened else "call")
@@ -127,9 +140,19 @@ def _find_loose(functions: Sequence[Mapping[str, Any]], mark_id: int, masks: Mas
     loose = set()
     for function in functions:
         try:
-            masks.check(write_calls([function], mark_id, opened=True))
+            _check_parameters(function)
+            masks.check(write_calls([function], mark_id, opened=True), write_patterns(function))
         except InvalidRequest as error:
             if function.get("strict"):
                 raise InvalidRequest(f"tool {function['name']}: {error.message}", param="tools") from error
             loose.add(function["name"])
     return frozenset(loose)
+
+
+def _check_parameters(function: Mapping[str, Any]) -> None:
+    """Raise `InvalidRequest` for parameters of which the library would make a grammar all the same."""
+    parameters = function.get("parameters")
+    if (name := find_unwritable(parameters)) is not None:
+        raise InvalidRequest(f"a parameter cannot be named {json.dumps(name)}", param="tools")
+    if (loop := find_loop(parameters)) is not None:
+        raise InvalidRequest(_describe_loop(loop), param="tools")

@@ -49,7 +49,7 @@ class Form:
         """The whole reply, from the library's."""
         return data
 
-    def fail(self, message: str) -> list[Event]:
+    def fail(self, message: str, code: str) -> list[Event]:
         """The events with which the protocol ends a reply that failed, where it has a way of its own to say so."""
         return []
 
@@ -153,12 +153,12 @@ class ResponsesForm(Form):
         self._events += 1
         return Event(name, data)
 
-    def fail(self, message: str) -> list[Event]:
+    def fail(self, message: str, code: str) -> list[Event]:
         """The event `response.failed`, with the response as it began."""
         if self._first is None:
             return []
         response = msgspec.json.decode(self._first)["response"]
-        response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
+        response |= {"status": "failed", "error": {"code": code, "message": message}}
         name = "response.failed"
         event = {"type": name, "response": response, "sequence_number": self._events}
         self._events += 1

@@ -28,15 +28,18 @@ _LEAD = "\n\n<"
 """What the renderer puts between the reasoning, or no text at all, and the first marker."""
 _SHARED = ("$defs", "definitions")
 _DEPTH = 8
-_QUOTED = frozenset('"<>\n\\')
+NAME = r'[^"<>\\\x00-\x1f]+'
+"""What may name a parameter of a call: nothing in a name can be escaped, and it comes out as it stands, within JSON."""
 
 
 class Form(NamedTuple):
-    """A way to write a parameter: as text that matches `pattern`, and `length`, or as JSON that follows `schema`."""
+    """A way to write a parameter: as text that matches `pattern`, and `length`, or as JSON that follows `schema`.
+    `given` tells of a pattern that the schema has."""
 
     pattern: str | None
     schema: Any = None
     length: str | None = None
+    given: bool = False
 
 
 def write_json(schema: str) -> str:
@@ -71,6 +74,15 @@ def write_calls(
     return str(LLMatcher.grammar_from_lark("\n".join([*rules, *writer.finish()])))
 
 
+def write_patterns(tool: Mapping[str, Any]) -> list[str]:
+    """A grammar for each parameter of `tool` that is text by a pattern of its own: the values that it may have."""
+    schema = tool.get("parameters") or {}
+    known = (schema.get("properties") if isinstance(schema, dict) else None) or {}
+    forms = {form for part in known.values() for form in _find_forms(part, schema)}
+    bodies = {_closed(form.pattern, form.length) for form in forms if form.pattern is not None and form.given}
+    return [str(LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {body}")) for body in sorted(bodies)]
+
+
 class _Writer:
     """Collects the rules of all tools. What many parameters have in common is written, and compiled, once."""
 
@@ -80,7 +92,7 @@ class _Writer:
         head, tail = f'{self.mark} " parameter name=\\"" NAME', f'{self.mark} " parameter>"'
         any_json = self._share("json", f"%json {json.dumps(_COMPACT)}")
         self.rules = [
-            'NAME: /[^"<>\\n]+/',
+            f"NAME: /{NAME}/",
             "any_parameter: any_text | any_json",
             f'any_text: {head} "\\" string=\\"true\\">" {self._share("TEXT", _closed(_ANY_TEXT))} {tail}',
             f'any_json: {head} "\\" string=\\"false\\">" {any_json} "</" {tail}',
@@ -100,7 +112,7 @@ class _Writer:
         head = _quote(f' invoke name="{tool["name"]}">\n')
         schema = tool.get("parameters") or {}
         known = None if loose or not isinstance(schema, dict) else schema.get("properties")
-        if not known or any(_QUOTED & set(key) for key in known):
+        if not known:
             self.rules.append(f'{name}: {head} ("<" any_parameter ("\\n<" any_parameter)*)? "\\n</"')
             return name
         self.rules.append(f'{name}: {head} {name}_first0 "\\n</"')
@@ -184,10 +196,20 @@ def _describe_text(schema: Mapping[str, Any]) -> Form:
     length = f"(?s:.){{{least},{'' if most is None else most}}}" if least or most is not None else None
     if not isinstance(own, str):
         return Form(length or _ANY_TEXT)
-    begins, ends = own.startswith("^"), own.endswith("$") and not own.endswith("\\$")
-    inner = own[begins : len(own) - ends]
+    begins, inner, ends = split_anchors(own)
     pattern = ("" if begins else _ANY_TEXT) + f"({inner})" + ("" if ends else _ANY_TEXT)
-    return Form(pattern, length=length)
+    return Form(pattern, length=length, given=True)
+
+
+def split_anchors(pattern: str) -> tuple[bool, str, bool]:
+    """Whether `pattern` is bound to the beginning, what is between, whether it is bound to the end."""
+    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not ends_escaping(pattern[:-1])
+    return begins, pattern[begins : len(pattern) - ends], ends
+
+
+def ends_escaping(pattern: str) -> bool:
+    """Whether `pattern` ends with a backslash that escapes what comes next."""
+    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
 
 
 def _closed(pattern: str, length: str | None = None) -> str:

@@ -21,6 +21,7 @@ from dsuf.types import Allowed, Constraint, Mask
 KEPT_GRAMMARS = 64
 _THREADS = 4
 _WORD_BYTES = 4
+_NO_TEXT = "no text does"
 
 
 class Masks:
@@ -28,7 +29,7 @@ class Masks:
 
     def __init__(self, vocabulary: Vocabulary, width: int) -> None:
         self.vocabulary, self.row_bytes = vocabulary, -(-width // 32) * _WORD_BYTES
-        self.only_end = _pack([vocabulary.eos_id], width)
+        self.only_end, self.nothing = _pack([vocabulary.eos_id], width), _pack([], width)
         ends = {vocabulary.eos_id, vocabulary.dsml_id}  # calls end a reasoning, too
         self.within_reasoning = _pack([token for token in range(width) if token not in ends], width)
         self._width = width
@@ -37,8 +38,12 @@ class Masks:
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, "masks")
 
-    def check(self, grammar: str) -> None:
-        """Compile `grammar`, or raise `InvalidRequest` with the library's reason; takes its time."""
+    def check(self, grammar: str, parts: Sequence[str] = ()) -> None:
+        """Compile `grammar` and begin a reply with it, or raise `InvalidRequest` with the library's reason; takes its
+        time. `parts` are grammars of what lies farther in, and compiled where `grammar` is not known yet."""
+        if parts and self.find(grammar) is None:
+            for part in parts:
+                self._compile(part)
         self.copy(grammar)
 
     def open(self, constraint: Constraint) -> Mask:
@@ -79,9 +84,19 @@ class Masks:
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(self._open_tokenizer(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            reason = " ".join(matcher.get_error().split())
-            raise InvalidRequest(f"the output constraint cannot be compiled: {reason}")
+            raise InvalidRequest(f"the output constraint cannot be compiled: {_read_error(matcher)}")
+        self._try_out(matcher.deep_copy())
         return matcher
+
+    def _try_out(self, matcher: LLMatcher) -> None:
+        """Take one token: what is too large, or matches nothing, is found only there. Raises `InvalidRequest`."""
+        row = np.frombuffer(matcher.compute_bitmask()[: self.row_bytes], np.uint8)
+        tokens = np.flatnonzero(np.unpackbits(row, bitorder="little"))
+        first = next((int(token) for token in tokens if token != self.vocabulary.eos_id), None)
+        if first is not None and not matcher.is_error():
+            matcher.consume_token(first)
+        if matcher.is_error():
+            raise InvalidRequest(f"the output constraint cannot be followed: {_read_error(matcher)}")
 
     def _open_tokenizer(self) -> LLTokenizer:
         """The vocabulary as the library wants it. Reading it takes most of a second where it is large, so that is done
@@ -107,14 +122,14 @@ class _TurnMask:
         place = self._place
         for token in ids:
             place.take(token)
-        rows, fault = [place.find_row()], place.fault
+        rows = [place.find_row()]
         ahead = place.fork() if drafts else place  # the library cannot take back special tokens
         for token in drafts:
             if not ahead.may_take(token, rows[-1]):
                 break
             ahead.take(token)
             rows.append(ahead.find_row())
-        return Allowed(tuple(rows), fault)
+        return Allowed(tuple(rows), ahead.fault)
 
 
 class _Place:
@@ -159,6 +174,8 @@ class _Place:
         if self.fault is None:
             row = bytes(self._open().compute_bitmask()[: self._masks.row_bytes])
             self._note_fault()
+            if row == self._masks.nothing:
+                self.fault = self.fault or _NO_TEXT
         return self._masks.only_end if self.fault is not None else row
 
     def _open(self) -> LLMatcher:
@@ -170,7 +187,13 @@ class _Place:
     def _note_fault(self) -> None:
         """Remember if the matcher cannot go on."""
         if self._open().is_error():
-            self.fault = " ".join(self._open().get_error().split())
+            self.fault = _read_error(self._open())
+
+
+def _read_error(matcher: LLMatcher) -> str:
+    """The library's reason as one line."""
+    reason = " ".join(matcher.get_error().split()).removesuffix(" <non-verbose/>")
+    return _NO_TEXT if reason == "NoExtensionBias" else reason
 
 
 def _set_apart(vocabulary: Vocabulary) -> str:

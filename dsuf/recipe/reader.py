@@ -106,10 +106,10 @@ class Reader:
         """The whole reply as JSON: all events so far, folded by the library."""
         return self._form.write_whole(self._extend(self._whole.to_json()))
 
-    def fail(self, message: str) -> list[Event]:
-        """The events that tell of a failure where the protocol has some; otherwise there are none."""
+    def fail(self, message: str, code: str) -> list[Event]:
+        """The events that tell of a failure, with a `code` of the protocol's; none where it has no such events."""
         events = [] if self._opened else self.open(self._usage)
-        return events + self._form.fail(message)
+        return events + self._form.fail(message, code)
 
     def _push(self, piece: Sequence[int], logprobs: Sequence[Logprob]) -> list[Event]:
         """Give `piece` to the library."""

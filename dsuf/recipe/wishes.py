@@ -77,23 +77,47 @@ def read_messages_wishes(body: bytes) -> Wishes:
 
 def relax(body: bytes) -> bytes:
     """`body` without the strictness of its answer's schema, which is kept to here (`Wishes.answer`): the library would
-    refuse what SDKs make of classes, such as a reference within `anyOf`. What cannot be read is left to the library."""
+    refuse what SDKs make of classes, such as a reference within `anyOf`. Tools keep theirs, which their prompt shows,
+    except where one has a map: that it refuses, too. What cannot be read is left to the library."""
     if b'"strict"' not in body:
         return body
     try:
         members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         forms = {name: msgspec.json.decode(members[name]) for name in _FORMS if name in members}
+        tools = msgspec.json.decode(members.get("tools", b"null"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return body
     for name, form in forms.items():
         if _get(inner := _get(form, _FORMS[name]), "strict") is True:
             inner["strict"] = False
             members[name] = msgspec.Raw(msgspec.json.encode(form))
+    if _relax_tools(tools):
+        members["tools"] = msgspec.Raw(msgspec.json.encode(tools))
     return msgspec.json.encode(members)
 
 
+def _relax_tools(tools: Any) -> bool:
+    """Take strictness from those of `tools` that have a map; whether there are some."""
+    found = False
+    for tool in tools if isinstance(tools, list) else ():
+        found |= _relax_tools(_get(tool, "tools"))
+        function = _get(tool, "function") or tool
+        if _get(function, "strict") is True and _has_map(_get(function, "parameters")):
+            function["strict"], found = False, True
+    return found
+
+
+def _has_map(schema: Any) -> bool:
+    """Whether some object of `schema` has a schema for properties that it does not name."""
+    if isinstance(schema, list):
+        return any(map(_has_map, schema))
+    values = schema.values() if isinstance(schema, dict) else ()
+    return isinstance(_get(schema, "additionalProperties"), dict) or any(map(_has_map, values))
+
+
 def tighten(schema: Any) -> Any:
-    """`schema` in its strict form: every object has all the properties that are named, and no others."""
+    """`schema` in its strict form: every object has all the properties that are named, and no others but those that a
+    schema is given for."""
     if not isinstance(schema, dict):
         return schema
     tight = dict(schema)
@@ -107,7 +131,9 @@ def tighten(schema: Any) -> Any:
         if name in schema:
             tight[name] = tighten(schema[name])
     if "properties" in schema or schema.get("type") == "object":
-        tight |= {"additionalProperties": False, "required": list(schema.get("properties") or ())}
+        others = tight.get("additionalProperties")
+        tight["additionalProperties"] = others if isinstance(others, dict) else False
+        tight["required"] = list(schema.get("properties") or ())
     return tight
 
 

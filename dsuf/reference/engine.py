@@ -329,7 +329,7 @@ class ReferenceEngine:
         return StepResult(
             turn=turn.turn.id, ids=given, prefilled=len(turn.ids), drafted=drafted,
             accepted=min(len(given), len(ids) - 1), logprobs=logprobs[: len(given)], finish=finish,
-            fault=turn.masking.fault if turn.masking is not None and finish == "stop" else None,
+            fault=turn.masking.find_fault(len(given)) if turn.masking is not None and finish == "stop" else None,
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ class Masking:
         self._mask = mask
         self._taken = list(taken)
         self._asked: Future[Allowed] | None = None
-        self.fault: str | None = None
+        self._fault: tuple[int, str | None] = 0, None
 
     def take(self, ids: Sequence[int]) -> None:
         """The turn has got `ids`."""
@@ -32,7 +32,12 @@ class Masking:
         if self._asked is None:
             raise RuntimeError("a mask is applied before it was asked")
         allowed = self._asked.result()
-        self.fault = allowed.fault
+        self._fault = len(allowed.rows) - 1, allowed.fault
         for row, bits in zip(logits, allowed.rows, strict=False):  # behind a draft that may not come there are none
             if bits is not None:
                 row[np.unpackbits(np.frombuffer(bits, np.uint8), count=len(row), bitorder="little") == 0] = -np.inf
+
+    def find_fault(self, given: int) -> str | None:
+        """Why the turn had to end, if it did, behind `given` of the drafts that were last asked about."""
+        place, fault = self._fault
+        return fault if given == place else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from dsuf.errors import FormFailed
 from dsuf.kv.sessions import Sessions
 from dsuf.observe.metrics import Metrics
 from dsuf.sched.audit import Auditor
@@ -9,7 +10,7 @@ from dsuf.sched.endings import record_end
 from dsuf.sched.held import Held
 from dsuf.sched.places import Places
 from dsuf.sched.ticket import OVER
-from dsuf.types import Finish, StepResult
+from dsuf.types import StepResult
 
 Waits = dict[tuple[int, float], int]
 """How many turns got so many tokens, after ones that came at that time."""
@@ -42,7 +43,7 @@ class Delivery:
                 rounds[round_] = rounds.get(round_, 0) + 1
             taken = ticket.feed(result) and taken
             if result.finish is not None:
-                self._end(held, result.finish)
+                self._end(held, result.finish if result.fault is None else FormFailed.__name__)
         self._count(waits, rounds, now_s)
         return taken
 
@@ -54,10 +55,10 @@ class Delivery:
         for (drafted, accepted), turns in rounds.items():
             self._metrics.count_drafts(drafted, accepted, turns)
 
-    def _end(self, held: Held, finish: Finish) -> None:
-        """A turn has its last result."""
+    def _end(self, held: Held, reason: str) -> None:
+        """A turn has its last result; its reader makes an error of one that could not be kept to its form."""
         held.ticket.stop_timers()
-        record_end(held.ticket, finish, self._metrics)
+        record_end(held.ticket, reason, self._metrics)
         self._auditor.note(held.ticket)
         self._places.dismiss(held, "ended")
 

@@ -16,6 +16,8 @@ def record_end(ticket: TurnTicket, reason: str, metrics: Metrics) -> None:
     queue_s = total_s if ticket.attached_s is None else ticket.attached_s - ticket.submitted_s
     if reason in ("stop", "length", "abort"):
         metrics.finish_turn(reason, usage, total_s)
+    else:
+        metrics.fail_turn(reason)
     log_event(
         "turn ended",
         level="info" if ticket.for_peer else "debug",  # a client's turn has the line of its request

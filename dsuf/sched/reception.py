@@ -77,7 +77,6 @@ class Reception:
         """End each of `tickets` with `error`."""
         for ticket in tickets:
             ticket.stop_timers()
-            self._metrics.fail_turn(type(error).__name__)
             record_end(ticket, type(error).__name__, self._metrics)
             self._dismiss(ticket)
             ticket.fail(copy.copy(error))

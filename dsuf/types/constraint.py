@@ -21,8 +21,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
 
 class Allowed(msgspec.Struct, frozen=True):
     """Which tokens may come at some places in a row: bits of ceil(vocabulary / 32) little-endian words of 32, token 0
-    in the lowest bit of the first; None where any may. `fault` says why the grammar could not be followed any further:
-    the turn then has to end."""
+    in the lowest bit of the first; None where any may. `fault` says why the grammar cannot be followed any further
+    behind the last of these places: a turn that comes to it then has to end."""
 
     rows: tuple[bytes | None, ...]
     fault: str | None = None

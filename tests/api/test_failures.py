@@ -90,6 +90,23 @@ async def test_chat_tells_of_a_failure_and_breaks_the_connection(rig: Rig, after
     assert last.startswith('{"error":{') and "the engine failed" in last and '"type":"api_error"' in last
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_a_form_that_cannot_be_kept_is_a_final_failure(rig: Rig, path: str) -> None:
+    """Of a kind that clients do not try again: a stream ends in the regular way, but not as a whole one."""
+    text = tuple(rig.vocabulary.encode("Hm.</think>Half an ans"))
+    rig.submit.script = lambda turn: [
+        StepResult(turn=turn.id, ids=text), StepResult(turn=turn.id, finish="stop", fault="no text does")
+    ]  # fmt: skip
+    body = {"model": "deepseek-flash", "input": "Hi"} if path == "/v1/responses" else chat_body()
+    whole = await rig.post(path, body)
+    error = (await whole.json())["error"]
+    assert (whole.status, error["type"]) == (400, "invalid_request_error") and "no text does" in error["message"]
+    told = await (await rig.post(path, body | {"stream": True})).text()
+    last = read_events(told)[-1][1]
+    assert ("invalid_prompt" if path == "/v1/responses" else "invalid_request_error") in last
+    assert not any(sign in told for sign in ("[DONE]", "message_stop", "response.completed", '"finish_reason":"stop"'))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_ticket_that_just_ends_is_a_failure(rig: Rig, stream: bool) -> None:
     rig.submit.script = lambda turn: [StepResult(turn=turn.id, ids=(5,))]

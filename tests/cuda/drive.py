@@ -44,7 +44,8 @@ class ThirdMask:
                 break
             rows.append(self._find([*self.taken, *drafts[: i + 1]]))
         packed = [np.packbits(np.pad(row, (0, -len(row) % 32)), bitorder="little").tobytes() for row in rows]
-        return Allowed(tuple(packed), "enough was said" if len(self.taken) >= self.most else None)
+        over = len(self.taken) + len(rows) - 1 >= self.most
+        return Allowed(tuple(packed), "enough was said" if over else None)
 
     def _find(self, taken: list[int]) -> NDArray[np.bool_]:
         tokens = np.arange(self.vocabulary)

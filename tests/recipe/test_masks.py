@@ -219,6 +219,68 @@ def test_what_cannot_be_compiled(masks: Masks, vocabulary: Vocabulary) -> None:
     assert chat(masks, vocabulary, tools=tools_of(bad)).constraint is not None
 
 
+RING = {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}
+
+
+def object_of(value: object, name: str = "a", **more: object) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: value}, "required": [name], "additionalProperties": False, **more}
+
+
+HOPELESS = [
+    object_of({"type": "string", "pattern": "^[a-z]{5}$", "maxLength": 3}),
+    object_of({"type": "string", "pattern": r"^[^\s\S]$"}),
+    object_of({"type": "string"}, 'a"b'),
+    object_of({"type": "string"}, "a\\b"),
+    object_of({"type": "array", "items": {"$ref": "#/$defs/a"}}, **{"$defs": RING}),
+]
+
+
+def test_what_nothing_follows(masks: Masks, vocabulary: Vocabulary) -> None:
+    """It is told before the first token, though the library compiles it."""
+    for schema in ({"$ref": "#"}, {"$defs": RING, "$ref": "#/$defs/a"}, HOPELESS[-1]):
+        with pytest.raises(InvalidRequest, match="back to itself"):
+            chat(masks, vocabulary, response_format=schema_of(schema))
+    for pattern, reason in ((r"a[^\s\S]", "no text"), ("a{1000000}", "too many"), ("\\", "backslash")):
+        with pytest.raises(InvalidRequest, match=reason):
+            chat(masks, vocabulary, response_format={"type": "regex", "regex": pattern})
+    tree = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}
+    assert chat(masks, vocabulary, response_format=schema_of(tree)).constraint is not None
+    assert takes(masks, chat(masks, vocabulary, response_format={"type": "regex", "regex": r"a\\$"}), "a\\")
+
+
+@pytest.mark.parametrize("parameters", HOPELESS)
+def test_a_tool_that_no_call_follows(masks: Masks, vocabulary: Vocabulary, parameters: dict[str, Any]) -> None:
+    """It may be called with anything, unless it is strict."""
+    with pytest.raises(InvalidRequest, match="tool f: "):
+        chat(masks, vocabulary, tools=tools_of(parameters, strict=True))
+    kept = chat(masks, vocabulary, tools=tools_of(parameters), tool_choice="required", thinking=OFF)
+    for name, right in (("any", True), ("a\\b", False), ("a\tb", False)):
+        call = f'<｜DSML｜ parameter name="{name}" string="true">any</｜DSML｜ parameter>\n</｜DSML｜ invoke>'
+        assert takes(masks, kept, f'<｜DSML｜ invoke name="f">\n{call}\n</｜DSML｜ calls>') == right
+
+
+def test_maps_of_strict_schemas(masks: Masks, vocabulary: Vocabulary) -> None:
+    schema = object_of({"type": "object", "additionalProperties": {"type": "integer"}})
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    kept = chat(masks, vocabulary, response_format=form, thinking=OFF)
+    assert takes(masks, kept, '{"a": {"b": 1, "c": 2}}') and not takes(masks, kept, '{"a": {"b": "1"}}')
+    tools = tools_of(schema, strict=True)
+    kept = chat(masks, vocabulary, tools=tools, tool_choice="required", thinking=OFF)
+    for value, right in (('{"b": 1}', True), ('{"b": "1"}', False)):
+        call = f'<｜DSML｜ parameter name="a" string="false">{value}</｜DSML｜ parameter>\n</｜DSML｜ invoke>'
+        assert takes(masks, kept, f'<｜DSML｜ invoke name="f">\n{call}\n</｜DSML｜ calls>') == right
+
+
+def test_a_fault_behind_drafts(masks: Masks) -> None:
+    """It belongs to the last row, so that a reply that ends before it has none."""
+    loop = json.dumps(object_of({"$ref": "#/$defs/a"}, **{"$defs": RING}))
+    drafts = masks.vocabulary.encode('{"a":')
+    mask = masks.open(Constraint(grammar=write_json(loop)))
+    allowed = ask(mask, (), drafts)
+    assert allowed.fault and len(allowed.rows) == len(drafts) + 1
+    assert tokens(masks, allowed.rows[-1]) == {masks.vocabulary.eos_id} and ask(mask).fault is None
+
+
 BOUNDED = {
     "type": "object", "additionalProperties": False, "required": ["a", "b"],
     "properties": {

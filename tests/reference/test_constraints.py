@@ -4,6 +4,8 @@ The model is one of noise, whose logits depend on the tokens before alone; a cam
 """
 
 import json
+from collections.abc import Sequence
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -25,11 +27,12 @@ from dsuf.checkpoint.forms import NANO
 from dsuf.errors import InvalidRequest
 from dsuf.node.engines import Model, open_model
 from dsuf.recipe.grammar import write_json, write_regex
+from dsuf.recipe.masks import Masks
 from dsuf.recipe.render import Limits, render
 from dsuf.reference.engine import ReferenceEngine
 from dsuf.sched.endings import continue_turn
 from dsuf.sched.ticket import TurnTicket
-from dsuf.types import Constraint, PrefillRange, Prompt, Sampling, StepPlan, StepResult, Turn
+from dsuf.types import Allowed, Constraint, PrefillRange, Prompt, Sampling, StepPlan, StepResult, Turn
 from tests.reference.rig import attach
 
 LIMITS = Limits(context_tokens=4096)
@@ -83,6 +86,32 @@ def test_drafts_change_no_greedy_answer(engine: ReferenceEngine) -> None:
         assert [ids_of(results) for results in together] == alone
         if drafts:
             assert sum(result.accepted for results in together for result in results) > 0
+
+
+class DeadEnd:
+    """Allows anything but the end for `most` tokens, and nothing behind them."""
+
+    def __init__(self, masks: Masks, most: int) -> None:
+        self.any, self.end, self.left = masks.within_reasoning, masks.only_end, most
+
+    def ask(self, ids: Sequence[int], drafts: Sequence[int]) -> "Future[Allowed]":
+        self.left -= len(ids)
+        over = self.left <= len(drafts)
+        rows = (self.any,) * self.left + (self.end,) if over else (self.any,) * (len(drafts) + 1)
+        answer: Future[Allowed] = Future()
+        answer.set_result(Allowed(rows, "no text does" if over else None))
+        return answer
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 5])
+def test_a_reply_that_cannot_go_on_is_no_success(model: Model, engine: ReferenceEngine, drafts: int) -> None:
+    """Wherever in a round that shows."""
+    engine.open_mask = lambda _: DeadEnd(Masks(model.vocabulary, engine.facts.vocabulary), 9)
+    turns = [turn_of(f"t{i}", constraint=Constraint(grammar="dead"), ids=(i, 8, 9)) for i in range(8)]
+    for results in generate(engine, *turns, drafts=drafts):
+        assert (len(ids_of(results)), results[-1].finish, bool(results[-1].fault)) == (9, "stop", True)
+    (results,) = generate(engine, turn_of("cut", constraint=Constraint(grammar="dead"), max_tokens=9), drafts=drafts)
+    assert (results[-1].finish, results[-1].fault) == ("length", None)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dsuf.engine_scripted import Rule
 from dsuf.errors import ContextTooLong, DeadlineExceeded, QueueFull, RequestError
@@ -238,6 +239,19 @@ async def test_a_turn_over_its_deadline_ends_at_any_stage(stage: str) -> None:
         if blocker is not None:
             assert len(await tokens(blocker)) == 30
     assert 'dsuf_requests_failed_total{error="DeadlineExceeded"} 1.0' in scheduler._metrics.render().decode()
+
+
+async def test_a_reply_that_could_not_be_kept_to_its_form_is_counted_as_an_error() -> None:
+    async with toying(stop_every=3) as (scheduler, engine):
+        compute = engine.compute
+
+        def fail(plan: StepPlan) -> list[StepResult]:
+            return [replace(result, fault="no text does" if result.finish else None) for result in compute(plan)]
+
+        engine.compute = fail  # type: ignore[method-assign]
+        assert (await read(scheduler.submit(make_turn("a", ids(9), max_tokens=30))))[-1].fault
+    told = scheduler._metrics.render().decode()
+    assert 'dsuf_requests_failed_total{error="FormFailed"} 1.0' in told and "dsuf_requests_finished_total{" not in told
 
 
 async def test_server_wide_deadlines() -> None:

@@ -257,7 +257,7 @@ class Arena:
     def _stands(self, filling: Filling) -> bool:
         """Whether what is under `filling` can be found, so that it can be too."""
         after, filling.after = filling.after, None
-        if after is not None and after.last is not None:
+        if after is not None and after.last is not None and after.last.node.host is after.last:  # else it is gone
             filling.base = after.last
             filling.base.uses += 1
         base = filling.base

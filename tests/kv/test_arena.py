@@ -229,6 +229,20 @@ def test_what_it_was_to_stand_on_is_gone_so_it_is_not_published() -> None:
     check_arena(arena)
 
 
+def test_what_follows_a_cache_that_is_gone_is_not_found() -> None:
+    arena = make_small_arena(20)
+    first = fill(arena, make_prompt_trace([0] * 16))
+    assert first is not None
+    second = arena.reserve(make_prompt_trace([0] * 24), 24, 30, first)
+    assert second is not None
+    point = publish(arena, first)
+    assert point is not None
+    arena.withdraw(point)
+    assert publish(arena, second) is None
+    check_arena(arena)
+    assert arena.blocks.free == 20
+
+
 def test_a_damaged_page_takes_with_it_what_stands_on_it() -> None:
     arena = make_small_arena(40)
     points = [put(arena, [*([0] * 16), *more]) for more in ([], [1] * 8, [2] * 8, [2] * 16)]

@@ -414,15 +414,18 @@ def test_what_the_balancer_says_itself_is_an_error_of_the_protocol(tmp_path: Pat
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """A node, as far as a balancer sees it: `failing` is what it says of itself, a stream ends when it is `over`."""
+    """A node, as far as a balancer sees it: `failing` is what it says of itself, `late_s` how long that takes, a stream
+    ends when it is `over`."""
 
     protocol_version = "HTTP/1.1"
     failing: ClassVar[list[str]] = []
+    late_s: ClassVar[float] = 0.0
     over: ClassVar[threading.Event]
 
     def do_GET(self) -> None:
         """Readiness, or a stream of some pieces a second."""
         if self.path == "/readyz":
+            time.sleep(self.late_s)
             body = json.dumps({"ready": not self.failing, "failing": self.failing}).encode()
             self.send_response(503 if self.failing else 200)
             self.send_header("Content-Length", str(len(body)))
@@ -447,27 +450,51 @@ def test_streams_of_a_node_that_drains_go_on_and_nothing_new_comes_to_it(
     tmp_path: Path, failing: str, whole: bool
 ) -> None:
     """Those of a node that is stuck are broken off, so that clients can go on elsewhere."""
-    Answers.failing, Answers.over = [], threading.Event()
+    with stream_from_a_node(tmp_path) as (stream, port):
+        Answers.failing = [failing]
+        ends_s = time.monotonic() + 20.0
+        while not says_itself(port):
+            assert time.monotonic() < ends_s
+            time.sleep(0.1)
+        if whole:
+            assert stream.read(10) == 10 * b"x"
+            Answers.over.set()
+            assert not stream.read().strip(b"x"), "it ends as it should"
+        else:
+            with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                stream.read()
+
+
+@pytest.mark.parametrize("late_s", [1.0, 60.0])
+def test_streams_of_a_node_that_is_late_go_on_and_those_of_a_silent_one_end(tmp_path: Path, late_s: float) -> None:
+    """A loop that stands still for a second under load is no reason to break off what it serves."""
+    with stream_from_a_node(tmp_path) as (stream, port):
+        Answers.late_s = late_s
+        if late_s < 3.0:
+            ends_s = time.monotonic() + 6.0
+            while time.monotonic() < ends_s:
+                assert stream.read(10) == 10 * b"x"
+            assert ask(port, "/stream").status == 200, "it gets new ones, too"
+            Answers.over.set()
+            assert not stream.read().strip(b"x"), "it ends as it should"
+        else:
+            with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                stream.read()
+
+
+@contextlib.contextmanager
+def stream_from_a_node(folder: Path) -> Iterator[tuple[http.client.HTTPResponse, int]]:
+    """A stream that a node began through the balancer, and the balancer's port."""
+    Answers.failing, Answers.late_s, Answers.over = [], 0.0, threading.Event()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as node:
-        node.daemon_threads = True
+        node.daemon_threads, node.block_on_close = True, False
         threading.Thread(target=node.serve_forever, args=(0.05,), daemon=True).start()
         try:
-            with balance(tmp_path, f"node 127.0.0.1:{node.server_address[1]}") as port:
+            with balance(folder, f"node 127.0.0.1:{node.server_address[1]}") as port:
                 while (stream := ask(port, "/stream")).status != 200:
                     time.sleep(0.1)
                 assert stream.read(1) == b"x"
-                Answers.failing = [failing]
-                ends_s = time.monotonic() + 20.0
-                while not says_itself(port):
-                    assert time.monotonic() < ends_s
-                    time.sleep(0.1)
-                if whole:
-                    assert stream.read(10) == 10 * b"x"
-                    Answers.over.set()
-                    assert not stream.read().strip(b"x"), "it ends as it should"
-                else:
-                    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
-                        stream.read()
+                yield stream, port
         finally:
             Answers.over.set()
             node.shutdown()

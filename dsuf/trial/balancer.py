@@ -36,7 +36,8 @@ backend nodes
   http-check send meth GET uri /readyz
   http-check expect ! string "draining" error-status L7OKC
   http-check expect status 200
-  default-server inter 300ms fall 2 rise 1 on-marked-down shutdown-sessions
+  timeout check 3s
+  default-server inter 300ms fall 3 rise 1 on-marked-down shutdown-sessions
 {servers}
 """
 

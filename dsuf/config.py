@@ -56,6 +56,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "tcp", "rdma"],
         Meta(description="how caches come from peers; auto: RDMA with those that have it; rdma: no start without"),
     ] = "auto"
+    peer_patience: Annotated[
+        float, Meta(description="wait for caches of peers so many times as long as computing takes", ge=0.1, le=100)
+    ] = 1.0
     model: Annotated[Path | None, Meta(description="checkpoint directory; without one the shipped model")] = None
     engine: Annotated[
         Literal["auto", "reference", "scripted", "cuda"],

@@ -35,23 +35,23 @@ class Peers(Protocol):
 
 class Puller:
     """Fills the arena of `sessions` from peers, as the directory says. `token_s` tells what computing a token of a
-    prompt of so many takes here now. With `delegates` prompts are computed by nodes that do nothing else, where there
-    are any.
+    prompt of so many takes here now, `patience` how many times as long a turn waits for what peers keep. With
+    `delegates` prompts are computed by nodes that do nothing else, where there are any.
     """
 
     def __init__(
         self, sessions: Sessions, directory: Directory, peers: Peers, *, token_s: Callable[[int], float],
-        delegates: bool = False,
+        patience: float = 1.0, delegates: bool = False,
     ) -> None:  # fmt: skip
         self._sessions, self._directory, self._peers = sessions, directory, peers
-        self._token_s, self._delegates = token_s, delegates
+        self._token_s, self._patience, self._delegates = token_s, patience, delegates
         self._given = Counter[str]()
 
     async def take(self, turn: Turn) -> int | None:
         """Have what peers keep of the prompt of `turn` come here, as far as that is worth it, then let a peer compute
         the rest, where that is wanted; the position from which on it came from peers, None if nothing did.
 
-        A failure costs what is left of the time that computing would have taken, and nothing else.
+        A failure costs what is left of the time that computing would have taken, times the patience, and nothing else.
         """
         starts = [await self.fetch(turn)]
         if self._delegates:
@@ -61,10 +61,11 @@ class Puller:
     async def fetch(self, turn: Turn) -> int | None:
         """As `take`, of what peers keep already."""
         layout, token_s = self._sessions.layout, self._token_s(len(turn.prompt.ids))
-        trace, here = await self._sessions.foresee(turn, bear_copying(len(turn.prompt.ids), token_s))
+        wait_s = bear_copying(len(turn.prompt.ids), token_s, self._patience)
+        trace, here = await self._sessions.foresee(turn, wait_s)
         pulls = plan_pulls(
             self._directory.find(trace, replay_tokens=layout.replay_tokens), prompt=trace.length, here=here,
-            layout=layout, token_s=token_s, speed=self._peers.speed,
+            layout=layout, token_s=token_s, speed=self._peers.speed, patience=self._patience,
         )  # fmt: skip
         return await self._try_all(turn, here, pulls) if pulls else None
 

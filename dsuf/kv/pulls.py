@@ -2,7 +2,7 @@
 
 A pull can only help: one is tried where it should take less time than computing what it would bring, and all tries of a
 turn together take no longer than computing that would have taken. So sharing costs at most a factor of two, when all
-goes wrong.
+goes wrong. A fleet that would rather wait than compute again gives its nodes more patience: a multiple of that time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +21,9 @@ UNKNOWN_BUDGET_S = 2.0
 """What computing takes at least where nobody knows: a peer that has the cache, or is about to, is sure to be faster."""
 UNKNOWN_TOKEN_S = 1e-3
 """What a prompt token is taken to cost before any was computed."""
+FORGET_S = 30.0
+"""In so much time half of what makes a peer seem slow is forgotten: else one that was slow once, and is asked for
+nothing since, could never show that it is not."""
 LEAST_BUDGET_S = 0.05
 """A shorter one would run out within a pause of the loop on either side."""
 
@@ -42,6 +45,13 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     def predict_s(self, size_bytes: float) -> float:
         """Seconds for `size_bytes`."""
         return self.wait_s + size_bytes / self.bytes_s
+
+    def forget(self, seconds: float) -> "Speed":
+        """What is left of it after `seconds`, where it is worse than what is taken of strangers."""
+        left, usual = 0.5 ** (seconds / FORGET_S), Speed()
+        wait_s = usual.wait_s + max(0.0, self.wait_s - usual.wait_s) * left
+        byte_s = 1 / usual.bytes_s + max(0.0, 1 / self.bytes_s - 1 / usual.bytes_s) * left
+        return Speed(wait_s=min(self.wait_s, wait_s), bytes_s=max(self.bytes_s, 1 / byte_s))
 
     def learn(self, size_bytes: int, seconds: float, *, share: float = 0.3) -> "Speed":
         """With a pull of `size_bytes` that took `seconds` counted in: small ones teach the wait, others the rate."""
@@ -71,13 +81,13 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_pulls(
     candidates: Sequence[Candidate], *, prompt: int, here: int, layout: CacheLayout, token_s: float,
-    speed: Callable[[Member], Speed],
+    speed: Callable[[Member], Speed], patience: float = 1.0,
 ) -> tuple[Pull, ...]:  # fmt: skip
     """The pulls worth trying for a prompt of `prompt` tokens that could begin to compute at position `here` without,
     best first.
 
     `token_s` is what computing a token of the prompt takes here now, 0 where that is not known yet. The budget of the
-    first pull is what computing its tokens would take; later ones share it.
+    first pull is what computing its tokens would take, `patience` times; later ones share it.
     """
     token_s, least_s = token_s or UNKNOWN_TOKEN_S, LEAST_BUDGET_S if token_s else UNKNOWN_BUDGET_S
     found = []
@@ -86,7 +96,7 @@ def plan_pulls(
         if tokens < layout.page_tokens:
             continue
         size_bytes = layout.pages_for(tokens) * layout.page_bytes + layout.state_bytes
-        saved_s, cost_s = tokens * token_s, speed(candidate.member).predict_s(size_bytes)
+        saved_s, cost_s = patience * tokens * token_s, speed(candidate.member).predict_s(size_bytes)
         if cost_s < saved_s:
             pull = Pull(
                 member=candidate.member, tokens=tokens, budget_s=max(least_s, saved_s), bytes_s=cost_s,
@@ -110,9 +120,9 @@ def bear_silence(tokens: int, token_s: float) -> float:
     return max(LEAST_SILENCE_S, tokens * (token_s or UNKNOWN_TOKEN_S))
 
 
-def bear_copying(tokens: int, token_s: float) -> float:
+def bear_copying(tokens: int, token_s: float, patience: float = 1.0) -> float:
     """Seconds in all for which a prompt of `tokens` waits for what this node itself is about to keep of it."""
-    return min(MOST_COPYING_S, max(WAIT_S, tokens * (token_s or UNKNOWN_TOKEN_S)))
+    return min(MOST_COPYING_S, max(WAIT_S, patience * tokens * (token_s or UNKNOWN_TOKEN_S)))
 
 
 def rank_providers(members: Sequence[Member], given: Mapping[str, int]) -> list[Member]:

@@ -60,7 +60,8 @@ class FleetNode:
         self.directory = FleetDirectory(open_board(settings), sessions.arena, self.describe, metrics)
         self._peers = FleetPeers(self._me, sessions, metrics, self._terms, self._credentials, fabric=fabric)
         self.puller = Puller(
-            sessions, self.directory, self._peers, token_s=self._token_s, delegates=settings.role == "decode"
+            sessions, self.directory, self._peers, token_s=self._token_s, patience=settings.peer_patience,
+            delegates=settings.role == "decode",
         )  # fmt: skip
 
     @property

@@ -119,7 +119,7 @@ async def test_without_redis_nodes_go_on(start: Start) -> None:
 @pytest.mark.full
 async def test_forty_sessions_round_robin(start: Start) -> None:
     """40 sessions of 10 turns through the balancer: tokens as on one node, the beginning reused by every later turn."""
-    fleet = await asyncio.to_thread(start, 3, "--prefill", "exact")
+    fleet = await asyncio.to_thread(start, 3, "--prefill", "exact", "--peer-patience", "5")
     fresh = await asyncio.to_thread(start, 1, "--prefill", "exact", "--cache-bytes", str(512 << 20))
     async with aiohttp.ClientSession() as session:
 

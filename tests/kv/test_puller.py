@@ -69,7 +69,9 @@ class Takers:
 class Scene:
     """A node and far ones, each of which the directory and a taker know by its name. Use within `async with`."""
 
-    def __init__(self, *names: str, token_s: float = 0.01, delegates: bool = False, role: str = "both") -> None:
+    def __init__(
+        self, *names: str, token_s: float = 0.01, patience: float = 1.0, delegates: bool = False, role: str = "both"
+    ) -> None:  # fmt: skip
         self.pairs = {name: Pair(deadline_s=5.0) for name in names}
         self.near = self.pairs[names[0]].near
         self.directory, self.peers = Known(), Takers()
@@ -77,7 +79,8 @@ class Scene:
             self.peers.takers[name] = Taker(self.near.sessions, pair.giver, self.near.metrics, deadline_s=5.0)
             self.directory.living.append(Member(node=name, boot="1", role=role))  # type: ignore[arg-type]
         self.puller = Puller(
-            self.near.sessions, self.directory, self.peers, token_s=lambda tokens: token_s, delegates=delegates
+            self.near.sessions, self.directory, self.peers, token_s=lambda tokens: token_s, patience=patience,
+            delegates=delegates,
         )  # fmt: skip
 
     async def __aenter__(self) -> "Scene":
@@ -168,6 +171,14 @@ async def test_all_peers_together_take_no_longer_than_computing() -> None:
         # 60 tokens of 20 ms are 1.2 s; beyond that there is only what a busy machine adds.
         assert 1.0 < time.monotonic() - began_s < 3.2
         assert scene.pairs["a"].giver.calls["offer"] == 1 and not scene.pairs["b"].giver.calls
+
+
+@pytest.mark.parametrize("patience", [0.5, 60.0])
+async def test_patience_waits_longer_than_computing_takes(patience: float) -> None:
+    async with Scene("a", token_s=0.02, patience=patience) as scene:
+        await scene.keep("a", ids(60))
+        scene.pairs["a"].giver.fault = lambda name, number: 1.5 * (name == "offer")
+        assert await scene.puller.take(make_turn("t", ids(60, [1, 2]))) == (None if patience < 1 else 0)
 
 
 async def test_who_is_about_to_keep_it_is_asked_and_then_who_keeps_some() -> None:

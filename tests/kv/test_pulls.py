@@ -11,6 +11,7 @@ from dsuf.kv.pulls import (
     MOST_TRIES,
     Pull,
     Speed,
+    bear_copying,
     budget_order,
     plan_pulls,
     rank_providers,
@@ -27,11 +28,19 @@ def member(name: str, **facts: object) -> Member:
 
 
 def plan(
-    *candidates: Candidate, here: int = 0, token_s: float = 0.01, layout: CacheLayout = LAYOUT, prompt: int = 10_000
+    *candidates: Candidate,
+    here: int = 0,
+    token_s: float = 0.01,
+    layout: CacheLayout = LAYOUT,
+    prompt: int = 10_000,
+    patience: float = 1.0,
 ) -> list[Pull]:
     """The pulls from peers that are all of one speed."""
     speed = Speed(wait_s=0.01, bytes_s=1e6)
-    return list(plan_pulls(candidates, prompt=prompt, here=here, layout=layout, token_s=token_s, speed=lambda _: speed))
+    found = plan_pulls(
+        candidates, prompt=prompt, here=here, layout=layout, token_s=token_s, speed=lambda _: speed, patience=patience
+    )  # fmt: skip
+    return list(found)
 
 
 def test_what_is_coming_may_be_all_but_the_last_token_and_is_asked_for_first() -> None:
@@ -94,6 +103,29 @@ def test_speed_follows_what_is_seen() -> None:
     for _ in range(40):
         speed = speed.learn(100, 0.002)
     assert speed.wait_s == pytest.approx(0.002, rel=0.05)
+
+
+def test_patience_waits_a_multiple_of_what_computing_takes() -> None:
+    """And takes what comes as slowly as that."""
+    slow = Candidate(member=member("a"), length=1000)
+    assert not plan(slow, token_s=1e-5), "it is slower than computing"
+    [pull] = plan(slow, token_s=1e-5, patience=4.0)
+    assert pull.budget_s == pytest.approx(LEAST_BUDGET_S)
+    [pull] = plan(slow, token_s=0.01, patience=4.0)
+    assert pull.budget_s == pytest.approx(40.0)
+    assert bear_copying(100, 0.01) == pytest.approx(1.0)
+    assert bear_copying(100, 0.01, 4.0) == pytest.approx(4.0)
+
+
+def test_a_peer_that_was_slow_once_gets_another_chance() -> None:
+    """What was bad is forgotten by and by, what is good is not."""
+    slow = Speed(wait_s=2.01, bytes_s=1e6)
+    assert slow.forget(0.0) == slow
+    assert slow.forget(30.0).wait_s == pytest.approx(1.01)
+    assert slow.forget(30.0).bytes_s == pytest.approx(2e6, rel=0.01)
+    assert slow.forget(3000.0).predict_s(1e6) == pytest.approx(Speed().predict_s(1e6))
+    fast = Speed(wait_s=0.0001, bytes_s=2e10)
+    assert fast.forget(3000.0) == fast
 
 
 def test_orders_have_a_budget_too() -> None:

@@ -1,6 +1,7 @@
 """All peers of a node, as far as it asks them for caches: one connection each, made when it is first needed."""
 
 import asyncio
+import time
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
@@ -22,10 +23,16 @@ AVOID_S = 1.0
 
 
 class _Peer:
-    """A process of the fleet, what takes caches over from it, and what its bytes cost."""
+    """A process of the fleet, what takes caches over from it, and what its bytes cost, as learned at `learned_s`."""
 
     def __init__(self, giver: PeerGiver, taker: Taker, rdma: bool) -> None:
-        self.giver, self.taker, self.rdma, self.speed = giver, taker, rdma, Speed()
+        self.giver, self.taker, self.rdma = giver, taker, rdma
+        self.learned, self.learned_s = Speed(), time.monotonic()
+
+    @property
+    def speed(self) -> Speed:
+        """What its bytes cost, as far as that is remembered."""
+        return self.learned.forget(time.monotonic() - self.learned_s)
 
 
 class FleetPeers:
@@ -57,7 +64,7 @@ class FleetPeers:
     def learn(self, member: Member, size_bytes: int, seconds: float) -> None:
         """So many bytes came from it in `seconds`."""
         peer = self._reach(member)
-        peer.speed = peer.speed.learn(size_bytes, seconds)
+        peer.learned, peer.learned_s = peer.speed.learn(size_bytes, seconds), time.monotonic()
 
     async def is_alive(self, member: Member, seconds: float) -> bool:
         """Whether it gives a sign of life within `seconds`."""

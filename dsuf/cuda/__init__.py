@@ -2,10 +2,10 @@
 
 From the bottom: `driver`, `toolchain`, `contract`, `table`, `kernels` (one launch); `arena`, `weights`, `caches`,
 `turns`, `workspace`, `constants` (all memory, planned by name before any is taken); `launches` (one pass), `attention`,
-`moe`, `block`, `model`, `draft`, `ends`, `step`, `prefill` (what a pass is made of); `streams`, `graphs`, `results`,
-`states`, `pages` (how it runs, and what leaves the device); `machine`, `launcher`, `engine`. `plan`, `budget` and
-`group` say what several GPUs would hold; `ranks`, `split` and `rank_loader` run one model on ranks; `devices` opens
-several GPUs.
+`moe`, `block`, `model`, `draft`, `ends`, `logits`, `step`, `prefill` (what a pass is made of); `streams`, `graphs`,
+`results`, `states`, `pages` (how it runs, and what leaves the device); `machine`, `launcher`, `engine`.
+`plan`, `budget` and `group` say what several GPUs would hold; `ranks`, `peers`, `split` and `rank_loader` run one model
+on ranks; `devices` opens several GPUs.
 
 Imports `types`, `config`, `errors`, `observe` and `checkpoint`; never `reference`, which tests and `golden` alone
 compare with. cuda-python is optional: without it, without a driver or without nvcc a command says in one line what is

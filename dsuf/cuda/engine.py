@@ -16,8 +16,8 @@ from dsuf.checkpoint.fingerprint import fingerprint
 from dsuf.cuda.arena import Array, view_host
 from dsuf.cuda.caches import PAGE_TOKENS
 from dsuf.cuda.launcher import Launched, Launcher, Outcome, Seat
+from dsuf.cuda.logits.masking import Masking
 from dsuf.cuda.machine import Machine, Setup
-from dsuf.cuda.masking import Masking
 from dsuf.cuda.pages import PageCopier
 from dsuf.cuda.prefill import PrefillMode
 from dsuf.cuda.results import ENDED_BY_EOS

@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsuf.cuda.answers import Answers
 from dsuf.cuda.arena import Array, write_array
 from dsuf.cuda.caches import PAGE_TOKENS
 from dsuf.cuda.graphs import Graphs
+from dsuf.cuda.logits.answers import Answers
+from dsuf.cuda.logits.masking import Masking
+from dsuf.cuda.logits.rules import Rules
 from dsuf.cuda.machine import Machine
-from dsuf.cuda.masking import Masking
 from dsuf.cuda.prefill import Part, PassKind, PrefillMode, plan_parts
 from dsuf.cuda.results import RESULT_STEPS, Record, Results
-from dsuf.cuda.rules import Rules
 from dsuf.cuda.states import Marks, SlotCopier, StateShape
 from dsuf.cuda.step import StepShape
 from dsuf.cuda.streams import Event, Sides, Stream

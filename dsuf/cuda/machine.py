@@ -17,11 +17,11 @@ from dsuf.cuda.caches import PAGE_TOKENS, Caches, CacheSizes
 from dsuf.cuda.constants import plan_constants, write_constants
 from dsuf.cuda.draft import Draft
 from dsuf.cuda.kernels import Device, Kernels
+from dsuf.cuda.logits.ratings import plan_ratings
+from dsuf.cuda.logits.rules import plan_rules
 from dsuf.cuda.model import Model
 from dsuf.cuda.prefill import Prefiller
-from dsuf.cuda.ratings import plan_ratings
 from dsuf.cuda.results import plan_results
-from dsuf.cuda.rules import plan_rules
 from dsuf.cuda.sizes import from_config
 from dsuf.cuda.step import Decoder, plan_step
 from dsuf.cuda.table import SOURCES

@@ -15,10 +15,10 @@ from dsuf.cuda.draft import Draft
 from dsuf.cuda.ends import sample_rows
 from dsuf.cuda.kernels import Kernels
 from dsuf.cuda.launches import Observer, Pass
+from dsuf.cuda.logits.ratings import Ratings
+from dsuf.cuda.logits.rules import Rules
 from dsuf.cuda.model import Model
-from dsuf.cuda.ratings import Ratings
 from dsuf.cuda.results import Results
-from dsuf.cuda.rules import Rules
 from dsuf.cuda.step import FOR_TOKENS, advance_turns, entries_of
 from dsuf.cuda.streams import Sides
 from dsuf.cuda.turns import DECODER, DRAFT, Turns

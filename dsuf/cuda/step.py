@@ -17,10 +17,10 @@ from dsuf.cuda.draft import Draft
 from dsuf.cuda.ends import sample_rows
 from dsuf.cuda.kernels import Kernels
 from dsuf.cuda.launches import Observer, Pass
+from dsuf.cuda.logits.ratings import Ratings, plan_ratings
+from dsuf.cuda.logits.rules import Rules, plan_rules
 from dsuf.cuda.model import Model
-from dsuf.cuda.ratings import Ratings, plan_ratings
 from dsuf.cuda.results import RESULT_STEPS, Results, plan_results
-from dsuf.cuda.rules import Rules, plan_rules
 from dsuf.cuda.streams import Sides
 from dsuf.cuda.turns import Turns
 from dsuf.cuda.workspace import Workspace

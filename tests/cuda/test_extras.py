@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dsuf.checkpoint.config import load_config
-from dsuf.cuda import rules
 from dsuf.cuda.engine import CudaEngine
+from dsuf.cuda.logits import rules
 from dsuf.cuda.machine import Setup
 from dsuf.errors import EngineFailed
 from dsuf.types import Constraint, Mask, PrefillRange, StepPlan, StepResult, Turn

@@ -16,7 +16,7 @@ from dsuf.checkpoint.engram import table_primes
 from dsuf.checkpoint.forms import RELEASED
 from dsuf.checkpoint.synthetic import EMBEDDED, write_synthetic
 from dsuf.checkpoint.vocabulary_cut import cut_tokenizer
-from dsuf.cuda import ranks as module
+from dsuf.cuda import peers as module
 from dsuf.cuda.arena import Array, read_array, write_array
 from dsuf.cuda.devices import count_devices, open_devices
 from dsuf.cuda.ends import enter_streams
@@ -25,8 +25,9 @@ from dsuf.cuda.group import rank_config
 from dsuf.cuda.kernels import Device
 from dsuf.cuda.launches import Pass
 from dsuf.cuda.machine import Machine, Setup, plan_sizes
+from dsuf.cuda.peers import CHOSEN
 from dsuf.cuda.rank_loader import load_ranks
-from dsuf.cuda.ranks import CHOSEN, SUMMED, RankedKernels, plan_rank_regions
+from dsuf.cuda.ranks import SUMMED, RankedKernels, plan_rank_regions
 from dsuf.cuda.step import StepShape, entries_of
 from dsuf.cuda.streams import Handle
 from dsuf.errors import DeviceError

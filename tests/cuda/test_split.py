@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dsuf.checkpoint.config import ModelConfig
-from dsuf.cuda import ranks as ranks_module
+from dsuf.cuda import peers
 from dsuf.cuda import split as module
 from dsuf.cuda.arena import Array, Region
 from dsuf.cuda.engine import CudaEngine
@@ -34,7 +34,7 @@ def make_paper(
 ) -> tuple[Machine, RowSplit, PaperKernels, Written]:
     """A machine of some ranks, what divides its rows, its launches, and what was written by address."""
     written: Written = {}
-    for each in (module, ranks_module):
+    for each in (module, peers):
         monkeypatch.setattr(
             each, "write_array", lambda array, values, stream=0: written.update({array.pointer: values})
         )

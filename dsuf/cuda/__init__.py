@@ -3,8 +3,8 @@
 From the bottom: `driver`, `toolchain`, `contract`, `table`, `kernels` (one launch); `arena`, `weights`, `caches`,
 `turns`, `workspace`, `constants` (all memory, planned by name before any is taken); `launches` (one pass), `attention`,
 `moe`, `block`, `model`, `draft`, `ends`, `logits`, `step`, `prefill` (what a pass is made of); `streams`, `graphs`,
-`results`, `states`, `pages` (how it runs, and what leaves the device); `machine`, `launcher`, `engine`.
-`plan`, `budget` and `group` say what several GPUs would hold; `ranks`, `peers`, `split` and `rank_loader` run one model
+`results`, `states`, `pages` (how it runs, and what leaves the device); `machine`, `launcher`, `handover`, `engine`.
+`plan`, `budget` and `group` say what several GPUs would hold; `peers`, `ranks`, `split` and `rank_loader` run one model
 on ranks; `devices` opens several GPUs.
 
 Imports `types`, `config`, `errors`, `observe` and `checkpoint`; never `reference`, which tests and `golden` alone

@@ -9,29 +9,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dsuf.checkpoint.fingerprint import fingerprint
-from dsuf.cuda.arena import Array, view_host
 from dsuf.cuda.caches import PAGE_TOKENS
+from dsuf.cuda.handover import Handover, Reading, Writing
 from dsuf.cuda.launcher import Launched, Launcher, Outcome, Seat
 from dsuf.cuda.logits.masking import Masking
 from dsuf.cuda.machine import Machine, Setup
 from dsuf.cuda.pages import PageCopier
 from dsuf.cuda.prefill import PrefillMode
 from dsuf.cuda.results import ENDED_BY_EOS
-from dsuf.cuda.states import ImagePool, Marks
 from dsuf.cuda.streams import Event, wait_until
-from dsuf.errors import CheckpointError, ContextTooLong, DeviceError, EngineFailed, QueueFull
+from dsuf.errors import ContextTooLong, DeviceError, EngineFailed, QueueFull
 from dsuf.types import CacheLayout, EngineFacts, Finish, OpenMask, SessionState, StepPlan, StepResult, Turn
 
 _T = TypeVar("_T")
-_Reading = tuple[Seat, Marks, Array, Event]
 CopyPages = Callable[[Sequence[int], Sequence[memoryview], Sequence[Event]], None]
-
-ID = np.dtype("<i8")
-"""How a state holds token ids."""
 
 LAYOUT = "cuda-2"
 """Names the arrangement of caches that leave the device; part of their fingerprint."""
@@ -68,7 +60,7 @@ class CudaEngine:
             pages=machine.sizes.pages, state_bytes=self._launcher.shape.state_bytes,
             overrun_tokens=setup.overrun_of(config), replay_tokens=config.window_size if prefill == "replay" else 0,
         )  # fmt: skip
-        self._images = ImagePool(self._launcher.shape)
+        self._handover = Handover(self._launcher, self.layout, prefill)
         self._seats: dict[str, Seat] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._usual_s: dict[Hashable, float] = {}
@@ -139,7 +131,7 @@ class CudaEngine:
 
     def read_state(self, turn: str) -> Coroutine[Any, Any, SessionState | None]:
         """The state of an attached turn as the steps launched so far leave it; None in the midst of a replay."""
-        return self._start(self._read_state(self._worker.submit(self._queue_read, self._seat(turn))))
+        return self._start(self._read_state(self._worker.submit(self._handover.read, self._seat(turn))))
 
     def resume(self, turn: str, length: int, state: SessionState | None) -> Coroutine[Any, Any, int]:
         """Let an attached turn without positions go on behind the first `length` of its prompt; where it begins.
@@ -147,7 +139,8 @@ class CudaEngine:
         Without a state the rows of that many positions are in its pages, and a window of them is computed again. Raises
         `CheckpointError` if the state does not fit.
         """
-        return self._start(self._take_over(self._worker.submit(self._queue_write, self._seat(turn), length, state)))
+        queued = self._worker.submit(self._handover.take_over, self._seat(turn), length, state)
+        return self._start(self._take_over(queued))
 
     def read_pages(self, pages: Sequence[int], into: Sequence[memoryview]) -> Coroutine[Any, Any, None]:
         """Copy each of `pages`, as the steps launched so far leave it, into the buffer at its place in `into`."""
@@ -181,7 +174,7 @@ class CudaEngine:
 
     def _let_go(self) -> None:
         self._launcher.close()
-        self._images.close()
+        self._handover.close()
         self._pages.close()
 
     def _shut(self) -> None:
@@ -231,72 +224,20 @@ class CudaEngine:
         launched = [self._launcher.decode(decoding, plan.drafts)] if decoding else []
         return launched + [self._launcher.prefill(seat, part) for seat, part in prefilling]
 
-    def _queue_read(self, seat: Seat) -> _Reading | None:
-        if seat.decoded < seat.fed:
+    async def _read_state(self, launching: Future[Reading | None]) -> SessionState | None:
+        reading = await self._hear(launching)
+        if reading is None:
             return None
-        image = self._images.take()
-        return seat, seat.marks, image, self._launcher.read_image(seat, image)
+        await self._await_copy(reading.copied)
+        return await self._handover.pack(reading)
 
-    async def _read_state(self, launching: Future[_Reading | None]) -> SessionState | None:
-        queued = await self._hear(launching)
-        if queued is None:
-            return None
-        seat, marks, memory, copied = queued
-        await self._await_copy(copied)
-        shape, image = self._images.shape, self._images.shape.view_image(view_host(memory))
-        length = int(image.length[0])
-        known = np.append(seat.ids, seat.generated).astype(np.int64)
-        payload = await asyncio.to_thread(shape.pack, image, length, marks)
-        ids = shape.last_ids(image, known, length)
-        self._images.give_back(memory)
-        return SessionState(
-            fingerprint=self.layout.fingerprint, length=length, ids=ids.astype(ID).tobytes(), payload=payload,
-            spare=marks.count_spare(length), near=marks.count_near(length, self.layout.replay_tokens),
-            repeats=marks.count_slack(length) > 0,
-        )  # fmt: skip
-
-    def _queue_write(self, seat: Seat, length: int, state: SessionState | None) -> tuple[int, Array, Event] | int:
-        """On the launching thread: check the state, lay it out, queue its copy."""
-        if seat.fed:
-            raise EngineFailed(f"Turn {seat.turn.id} has {seat.fed} positions of its own.")
-        if not 0 <= length < len(seat.ids):
-            raise CheckpointError(f"a prompt of {len(seat.ids)} positions cannot go on behind {length}")
-        if state is None:
-            if self.prefill == "exact" and length:
-                raise CheckpointError("an exact prefill goes on from a state only")
-            return self._launcher.begin_behind(seat, length)
-        ids = self._check_state(seat, length, state)
-        memory, shape = self._images.take(), self._images.shape
-        try:
-            marks = shape.unpack(state.payload, ids, length, shape.view_image(view_host(memory)))
-        except CheckpointError:
-            self._images.give_back(memory)
-            raise
-        return length, memory, self._launcher.take_over(seat, memory, length, marks)
-
-    def _check_state(self, seat: Seat, length: int, state: SessionState) -> NDArray[np.int64]:
-        """The tokens of `state`; raises `CheckpointError` unless the turn can go on from it behind `length`."""
-        own = self.layout.fingerprint
-        if state.fingerprint != own:
-            raise CheckpointError(f"the state is of {state.fingerprint}, this engine's are of {own}")
-        if len(state.ids) != state.length * ID.itemsize:
-            raise CheckpointError(f"a state of {state.length} positions has {len(state.ids)} bytes of ids")
-        ids = np.frombuffer(state.ids, ID).astype(np.int64)
-        if length > state.length or not np.array_equal(ids[:length], seat.ids[:length]):
-            raise CheckpointError(f"a state of {state.length} positions is of another prompt than the first {length}")
-        repeats = state.length == len(seat.ids) and state.repeats
-        if state.length - length > max(state.spare, state.near, int(repeats)):
-            raise CheckpointError(f"a state of {state.length} positions cannot be cut to {length}")
-        return ids
-
-    async def _take_over(self, launching: Future[tuple[int, Array, Event] | int]) -> int:
-        queued = await self._hear(launching)
-        if isinstance(queued, int):
-            return queued
-        length, memory, copied = queued
-        await self._await_copy(copied)
-        self._images.give_back(memory)
-        return length
+    async def _take_over(self, launching: Future[Writing | int]) -> int:
+        writing = await self._hear(launching)
+        if isinstance(writing, int):
+            return writing
+        await self._await_copy(writing.copied)
+        self._handover.forget(writing)
+        return writing.length
 
     def _seat(self, turn: str) -> Seat:
         try:

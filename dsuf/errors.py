@@ -27,6 +27,7 @@
 A `RequestError` holds all that a protocol needs to print itself; `api/` alone knows the envelopes.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -38,17 +39,20 @@ class RequestError(DsufError):
     """An ending of a request other than an answer.
 
     `param` names the offending field where there is one; `retry_after_s` is 1 to 10 where a retry helps
-    (clients treat more than 10 s as a final failure), else None.
+    (clients treat more than 10 s as a final failure), else None. `details` are what a program reads of it (Messages).
     """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "api_error"
     code: ClassVar[str | None] = None
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: int | None = None,
+        details: Mapping[str, object] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(message)
         self.message = message
-        self.param = param
+        self.param, self.details = param, details
         self.retry_after_s = None if retry_after_s is None else min(10, max(1, retry_after_s))
 
 

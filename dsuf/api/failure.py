@@ -24,7 +24,9 @@ _RETRY_AFTER_S = 1  # for a 429 or 503 that names no time of its own
 def envelope(protocol: Protocol, error: RequestError, request_id: str) -> bytes:
     """The JSON body that tells a client of `protocol` about `error`."""
     if protocol == "messages":
-        detail = {"type": error.type, "message": error.message}
+        detail: dict[str, object] = {"type": error.type, "message": error.message}
+        if error.details is not None:
+            detail["details"] = error.details
         return msgspec.json.encode({"type": "error", "error": detail, "request_id": request_id})
     if isinstance(error, ConversionRefused):
         return error.body.encode()

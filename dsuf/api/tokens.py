@@ -10,7 +10,7 @@ from dsuf.api.body import read_body
 from dsuf.api.openapi.server import DetokenizeRequest
 from dsuf.api.ops import reply_json
 from dsuf.api.parts import Parts
-from dsuf.api.wire import read_chat, read_responses
+from dsuf.api.wire import read_chat, read_messages, read_responses
 from dsuf.errors import InvalidRequest
 from dsuf.recipe.names import SERVED_NAMES
 from dsuf.recipe.render import count_prompt
@@ -30,8 +30,8 @@ class TokenizeFields(msgspec.Struct):
 
 async def count_tokens(request: web.Request, parts: Parts) -> web.Response:
     """The size of a Messages prompt, in that protocol's form."""
-    body = await _read(request, parts)
-    ids = await parts.convert(count_prompt, "messages", body, parts.vocabulary)
+    reading = read_messages(await _read(request, parts))
+    ids = await parts.convert(count_prompt, "messages", reading.body, parts.vocabulary)
     return reply_json({"input_tokens": len(ids)})
 
 

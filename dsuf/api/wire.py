@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from dsuf.api.blocks import rewrite
 from dsuf.errors import UnsupportedFeature
 
 _PRIVATE = ("dsh_session_log", "dsh_plugin_packages")  # a session's event log, an inventory: nobody's business here
@@ -12,6 +13,9 @@ _PRIVATE_MARKS = tuple(f'"{name}"'.encode() for name in _PRIVATE)
 
 # The role as it is usually spelt, or any role spelt with escapes, which has to be decoded to be known.
 _DEVELOPER = re.compile(rb'"developer"|"role"\s*:\s*"[^"]*\\u')
+
+_NO_THREAD = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""By this the SDK knows that it has to send the whole conversation, and does."""
 
 _REFERENCE = re.compile(rb'"type"\s*:\s*"item_reference"')
 
@@ -44,6 +48,7 @@ class _Fields(msgspec.Struct):
     conversation: Any = None
     background: Any = None
     prompt: Any = None
+    thread: Any = None
     input: msgspec.Raw = msgspec.Raw(b"")
 
 
@@ -61,9 +66,12 @@ def read_chat(body: bytes) -> Reading:
 
 
 def read_messages(body: bytes) -> Reading:
-    """Only user and priority are looked for; the library reads the rest."""
-    body = _drop_private(body)
+    """Translate what the library would take for something else; raises `UnsupportedFeature` for a thread, at once: what
+    continues one is no whole conversation, and its flaws would be told instead."""
+    body = rewrite(_drop_private(body))
     fields = _look_at(body)
+    if fields.thread is not None:
+        raise UnsupportedFeature("`thread` is not served: no messages are kept", param="thread", details=_NO_THREAD)
     return Reading(body=body, user=_user(fields), priority=fields.priority)
 
 

@@ -1,5 +1,6 @@
 """Every accepted and every refused value of a Messages request, with status, envelope and message."""
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ TOOL = {"name": "read", "input_schema": {"type": "object"}}
 LATER = {"name": "write", "input_schema": {"type": "object"}, "defer_loading": True}
 USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "read", "input": {"a": 1}}]}
 OFF = {"thinking": {"type": "disabled"}}
+TEXT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "All well."}}
 INLINE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
 
 
@@ -50,8 +52,17 @@ ACCEPTED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "thinking block": (said({"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "x"}),
                        "</think>x<｜end▁of▁sentence｜>"),
-    "document": (user({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}}),
-                 "[Unsupported document type: text/plain]"),
+    "document": (user({**TEXT, "title": "Log", "context": "Old."}), "<｜User｜>Log\n\nOld.\n\nAll well.<"),
+    "document of blocks": (user({"type": "document", "source": {"type": "content", "content": [
+        {"type": "text", "text": "All"}, {"type": "text", "text": "well."}]}}), "<｜User｜>All\n\nwell.<"),
+    "document of a string": (user({"type": "document", "source": {"type": "content", "content": "All well."}}),
+                             "<｜User｜>All well.<｜Assistant｜>"),
+    "document in a result": ({"tools": [TOOL], "messages": [USER, USE, result([TEXT])]},
+                             "<tool_result>All well.</tool_result>"),
+    "document that is no text": (user({"type": "document", "source": {"type": "base64", "media_type": "application/pdf",
+                                                                      "data": "JVBERg=="}}),
+                                 "[Unsupported document type: application/pdf]"),
+    "tool of the client's own": ({"tools": [{"type": "custom", **TOOL}]}, '{"name": "read"'),
     "tool use and result": ({"tools": [TOOL], "messages": [USER, USE, result()]}, "<tool_result>done</tool_result>"),
     "tool_choice auto": ({"tools": [TOOL], "tool_choice": {"type": "auto"}}, '{"name": "read"'),
     "tool_choice none": ({"tools": [TOOL], "tool_choice": {"type": "none"}}, ""),
@@ -122,6 +133,17 @@ async def test_accepted(rig: Rig, name: str) -> None:
 async def test_max_tokens_is_lowered_to_the_bound(rig: Rig) -> None:
     assert (await rig.message(max_tokens=500_000)).status == 200
     assert rig.submit.last.turn.sampling.max_tokens == 393_216
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_thread(rig: Rig, path: str, thread: dict[str, str]) -> None:
+    """Refused in the words after which the SDK sends the whole conversation; flaws of what goes on do not count."""
+    sent = {"model": "deepseek-flash", "messages": [result()], "thread": thread}
+    response = await rig.post(path, json.dumps(sent).encode())
+    error = (await response.json())["error"]
+    assert response.status == 400 and "`thread` is not served" in error["message"]
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 @pytest.mark.parametrize("name", NOT_YET)

@@ -21,6 +21,10 @@ def chat(**fields: Any) -> Any:
 def test_a_body_without_oddities_stays_byte_for_byte() -> None:
     body = b'{ "messages":[{"role":"user","content":"the \\"developer\\" role"}], "n":1e2, "n":1 }'
     assert read_chat(body).body is body and read_messages(body).body is body
+    body = (
+        b'{ "tools":[{"name":"custom"}], "messages":[{"role":"user","content":[{"type":"text","text":"document"}]}] }'
+    )
+    assert read_messages(body).body is body
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'"x"', b"{", b"\xff", b'{"max_completion_tokens": 5, "n": NaN}',

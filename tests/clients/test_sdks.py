@@ -152,6 +152,19 @@ def test_messages_tool_round_trip(messages: anthropic.Anthropic) -> None:
     assert [block.text for block in reply.content if block.type == "text"] == ["It rains."]
 
 
+def test_messages_tool_runner(messages: anthropic.Anthropic) -> None:
+    """The SDK's own loop, which asks for a kept thread first, ends with the answer to what the tool gave."""
+
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """Tell the weather in a city."""
+        return f"{city}: rain"
+
+    asked: list[Any] = [{"role": "user", "content": "Rain in Łódź?"}]
+    runner = messages.beta.messages.tool_runner(model=MODEL, max_tokens=500, messages=asked, tools=[weather])
+    assert [reply.stop_reason for reply in runner] == ["tool_use", "end_turn"]
+
+
 def test_messages_stream_helper_with_a_call(messages: anthropic.Anthropic) -> None:
     """The helper's events build the call's input; the final message holds it whole."""
     asked: list[Any] = [{"role": "user", "content": "Rain in Łódź?"}]

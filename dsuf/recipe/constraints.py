@@ -9,7 +9,15 @@ from deepseek_recipe import ConversationRequest
 
 from dsuf.errors import InvalidRequest, UnsupportedFeature
 from dsuf.recipe.flaws import find_loop, find_unwritable
-from dsuf.recipe.grammar import ends_escaping, split_anchors, write_calls, write_json, write_patterns, write_regex
+from dsuf.recipe.grammar import (
+    ends_escaping,
+    split_anchors,
+    write_calls,
+    write_json,
+    write_patterns,
+    write_regex,
+    write_text,
+)
 from dsuf.recipe.masks import Masks
 from dsuf.recipe.wishes import Wishes
 from dsuf.types import Constraint, Prompt
@@ -44,7 +52,7 @@ def find_constraint(
     if wishes.must_call and kind not in _CALLS:
         raise InvalidRequest("`tool_choice` asks for a call, but there are no `tools` to call", param="tool_choice")
     if wanted is None:
-        return None
+        return _constrain_text(masks, prompt) if wishes.must_not_call and masks is not None else None
     if masks is None:
         _do_without(_CALLS[1] if wishes.must_call else wanted.kind)
         return None
@@ -66,6 +74,12 @@ def _do_without(kind: str) -> None:
     if kind != "tool_call":
         param, feature = _FEATURES.get(kind, ("response_format", f"the output constraint {kind}"))
         raise UnsupportedFeature(f"{feature} is not enforced by this engine", param=param)
+
+
+def _constrain_text(masks: Masks, prompt: Prompt) -> Constraint:
+    """A constraint to any text, which has none of the marks that calls are written with."""
+    masks.check(grammar := write_text())
+    return Constraint(grammar=grammar, begins="answer" if prompt.opens_in == "reasoning" else "now")
 
 
 def _constrain_answer(wanted: Wanted, prompt: Prompt, masks: Masks, wishes: Wishes) -> Constraint:

@@ -54,6 +54,11 @@ def write_regex(pattern: str) -> str:
     return str(LLMatcher.grammar_from_regex(pattern))
 
 
+def write_text() -> str:
+    """The grammar of any text: no special token is a part of one."""
+    return write_regex(_ANY_TEXT)
+
+
 def write_calls(
     tools: Sequence[Mapping[str, Any]], mark_id: int, *, opened: bool, whole: bool = False, loose: Collection[str] = ()
 ) -> str:  # fmt: skip

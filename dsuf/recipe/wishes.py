@@ -1,6 +1,7 @@
 """What a body says of its output that the library does not pass on as it stands.
 
-That a call must be made is lost where Messages ask for one of any tool, and where there are no tools; the form that
+That a call must be made is lost where Messages ask for one of any tool, and where there are no tools. That none may be
+made takes the tools out of the prompt and does no more, whatever calls the conversation shows the model. The form that
 Messages ask for is lost as a whole. Of a schema that is `strict` the library keeps the names and types, and leaves out
 what bounds them (`maxItems`, `maxLength`, …): a reply that followed what is left would not follow what was sent.
 """
@@ -20,12 +21,14 @@ _ONES = ("items", "additionalProperties", "contains", "propertyNames", "not", "i
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the reply has to call a tool; what its answer, and the arguments of tools by name, have to follow.
+    """Whether the reply has to call a tool, or may call none of those there are; what its answer, and the arguments of
+    tools by name, have to follow.
 
     `form` is what an answer of Messages has to follow, of which the library does not know that it has to follow any.
     """
 
     must_call: bool = False
+    must_not_call: bool = False
     answer: Mapping[str, Any] | None = None
     form: Mapping[str, Any] | None = None
     tools: Mapping[str, Mapping[str, Any]] = {}
@@ -55,12 +58,13 @@ def read_wishes(body: bytes) -> Wishes:
 def _read(body: bytes, fields: _Body) -> Wishes:
     """The wishes in `fields` of `body`."""
     choice = fields.tool_choice
-    must_call = (choice.get("type") if isinstance(choice, dict) else choice) in _FORCING
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    calls = Wishes(must_call=kind in _FORCING, must_not_call=kind == "none" and bool(fields.tools))
     if b'"strict"' not in body:
-        return Wishes(must_call=must_call)
+        return calls
     forms = [_get(getattr(fields, name), inner) for name, inner in _FORMS.items()]
     answer = next((schema for form in forms if (schema := _find_strict(form)) is not None), None)
-    return Wishes(must_call=must_call, answer=answer, tools=_read_tools(fields.tools))
+    return msgspec.structs.replace(calls, answer=answer, tools=_read_tools(fields.tools))
 
 
 def read_messages_wishes(body: bytes) -> Wishes:

@@ -144,7 +144,28 @@ def test_a_call_of_any_tool_that_messages_ask_for(masks: Masks, vocabulary: Voca
     rows = ask(mask, reasoning, block).rows
     assert len(rows) == len(block) + 1 and tokens(masks, rows[-1]) == {vocabulary.eos_id}
     assert {vocabulary.decode([token])[0] for token in tokens(masks, rows[0]) or ()} == {"\n"}
-    assert messages(masks, vocabulary, tool_choice={"type": "none"}, **fields).constraint is None
+
+
+@pytest.mark.parametrize("thinking", ["enabled", "disabled"])
+def test_no_call_where_none_may_be_made(masks: Masks, vocabulary: Vocabulary, thinking: str) -> None:
+    """The mark of calls never comes, neither in the reasoning nor behind it; all text and the end do."""
+    own = {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "none"}}
+    kept = messages(masks, vocabulary, thinking={"type": thinking}, **own).constraint
+    assert (
+        kept == chat(masks, vocabulary, tools=tools_of({}), tool_choice="none", thinking={"type": thinking}).constraint
+    )
+    assert kept is not None
+    mask = masks.open(kept)
+    reasoning = [*vocabulary.encode("I <"), vocabulary.thinking_end_id] if thinking == "enabled" else []
+    text = vocabulary.encode('Grüße, 世界 <calls> {"a": 1}')
+    rows = [*ask(mask, (), reasoning).rows, *ask(mask, reasoning, text).rows]
+    assert len(rows) == len(reasoning) + len(text) + 2
+    for row in rows:
+        allowed = tokens(masks, row) or set()
+        assert vocabulary.dsml_id not in allowed and {*vocabulary.encode("any <text")} <= allowed
+    assert vocabulary.eos_id in (tokens(masks, rows[-1]) or ())
+    without = messages(masks, vocabulary, tool_choice={"type": "none"}, thinking={"type": thinking})
+    assert without.constraint is None
 
 
 def test_a_call_of_one_tool_that_messages_ask_for(masks: Masks, vocabulary: Vocabulary) -> None:

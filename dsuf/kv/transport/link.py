@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from dsuf.errors import DsufError, PeerError, PeerLost
 from dsuf.kv.transport.wire import (
+    GIVES_BACK,
     Answer,
     Cancel,
     Failed,
@@ -79,8 +80,8 @@ class Link:
                 reply = await answer
         finally:
             del self._asked[number]
-            if (not answer.done() or answer.cancelled()) and self._lost is None:
-                self._send(Cancel(number))
+            if not answer.done() or answer.cancelled():
+                self._take_back(number, body)
         if isinstance(reply, Failed) and not reply.unknown:
             raise PeerError(reply.text)
         return reply
@@ -148,6 +149,12 @@ class Link:
                 task.cancel()
         elif isinstance(message, Ping):
             self._send(Pong())
+
+    def _take_back(self, number: int, body: Question) -> None:
+        """Nobody waits for the answer any more. A cancellation can come in one breath with its question, which then
+        would not even be begun."""
+        if self._lost is None and not isinstance(body, GIVES_BACK):
+            self._send(Cancel(number))
 
     def _begin(self, request: Request) -> None:
         """Answer a question in a task, unless it came before, or too many are under way."""

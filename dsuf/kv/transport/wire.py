@@ -97,6 +97,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 Question = Ask | Release | Leave | Invite | Connect | Disconnect
+GIVES_BACK = (Release, Leave, Disconnect)
+"""What is not taken back where nobody waits for the answer any more: it may come late, but it counts."""
 Answer = Offered | Connected | Done | Failed
 
 

@@ -13,6 +13,7 @@
     │   ├── BodyTimeout           408  the body did not arrive in time
     │   ├── BodyTooLarge          413
     │   ├── MediaTypeRefused      415  a content type or encoding that is not JSON
+    │   ├── HeadTooLarge          431  a line or a header is too long, or there are too many headers
     │   ├── QueueFull             429  bounded queue is full; retry
     │   ├── RateLimited           429  this key has as much under way, or has begun as much, as it may; retry
     │   ├── EngineFailed          500  the engine raised; no internals in the text
@@ -133,6 +134,13 @@ class MediaTypeRefused(RequestError):
     """The request's content type or content encoding is not one that is read."""
 
     status = 415
+    type = "invalid_request_error"
+
+
+class HeadTooLarge(RequestError):
+    """The request's line or a header is longer than is read, or there are more headers."""
+
+    status = 431
     type = "invalid_request_error"
 
 

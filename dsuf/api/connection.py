@@ -12,16 +12,27 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import _ErrInfo
 
 from dsuf.api.failure import NODE_HEADER, SERVER_NAME, error_response, internal_error
 from dsuf.api.parts import SETTINGS, Settings
-from dsuf.errors import InvalidRequest
+from dsuf.errors import HeadTooLarge, InvalidRequest, RequestError
 
 _CLIENT_FAULTS = (web.RequestPayloadError, HttpProcessingError, ConnectionError)
 _READING = ("GET", "HEAD")
+_TOO_MANY = "Too many headers received"
 _TICKS = 5
 _IDLE_S = 3600.0  # between two requests of one connection: longer than a proxy in front is likely to wait
+
+
+def _explain(fault: BaseException | None, message: str | None) -> RequestError:
+    """What a client is told of a head that could not be parsed."""
+    if isinstance(fault, LineTooLong):
+        return HeadTooLarge("the request's line, or one of its headers, is longer than 8,190 bytes")
+    if message == _TOO_MANY:
+        return HeadTooLarge("the request has more than 128 headers")
+    return InvalidRequest("not a valid HTTP request")
 
 
 class Connection(web.RequestHandler):
@@ -98,8 +109,7 @@ class Connection(web.RequestHandler):
             self.log_exception("Unhandled error", exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("the response has begun already")
-        error = InvalidRequest("not a valid HTTP request") if status < 500 else internal_error()
-        response = error_response("chat", error, "")
+        response = error_response("chat", _explain(exc, message) if status < 500 else internal_error(), "")
         response.headers["Server"] = SERVER_NAME
         if self._settings.node:
             response.headers[NODE_HEADER] = self._settings.node

@@ -203,6 +203,26 @@ async def test_targets_that_are_no_path(rig: Rig, target: bytes) -> None:
     assert reply.split(b" ")[1] in (b"400", b"404") and b"application/json" in reply
 
 
+@pytest.mark.parametrize(
+    ("head", "status", "reason"),
+    [
+        (b"GET /health HTTP/1.1\r\nhost: x\r\nx-token: " + b"a" * 9_000, 431, "longer than 8,190 bytes"),
+        (b"GET /health?" + b"a" * 9_000 + b" HTTP/1.1\r\nhost: x", 431, "longer than 8,190 bytes"),
+        (b"GET /health HTTP/1.1\r\nhost: x" + b"\r\nx: y" * 200, 431, "more than 128 headers"),
+        (b"GET /health HTTP/1.1\r\nhost: x\r\nx y: z", 400, "not a valid HTTP request"),
+        (b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-token: " + b"a" * 8_000, 200, "alive"),
+    ],
+)
+async def test_heads(rig: Rig, head: bytes, status: int, reason: str) -> None:
+    """A head that is too large is told from one that is no HTTP."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+    writer.write(head + b"\r\n\r\n")
+    reply = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    assert int(reply.split()[1]) == status and reason.encode() in reply
+    assert isinstance(json.loads(reply.partition(b"\r\n\r\n")[2]), dict)
+
+
 async def test_keys(vocabulary: Vocabulary) -> None:
     async with serve(vocabulary, keys=("sk-one", "sk-two")) as rig:
         for path in OPEN:

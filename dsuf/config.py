@@ -152,12 +152,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _SECRET = {"api_keys", "admin_keys"}
-_EXPECTED = re.compile(r"Expected `(\w+)`( [<>]=? [\d.]+| of length)?")
+_EXPECTED = re.compile(r"Expected `(\w+)`( [<>]=? [\d.]+| of length [<>]= \d+)?")
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "array": "a list"}
 DEFAULT_FILE = Path("dsuf.toml")
 _SECRET_TEXTS = {"peer_secret", "redis_url"}
 """Secrets of one text; of a URL the password alone is one."""
-_URL_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/]*@")
+_URL_PASSWORD = re.compile(r"(?<=://)([^/@:]*):.*@")
+"""Up to the last `@`, since a `/` or `?` in a password is a slip that should not show the rest of it."""
+_URL_OPTION = re.compile(r"(?<=[?&]sentinel_password=)[^&]+")
+_ADVERTISE = re.compile(r"(\[[0-9A-Za-z:.%_-]+\]|[^\s\[\]/@,]+):([0-9]{1,5})", re.ASCII)
+_ANYWHERE = ("0.0.0.0", "::", "[::]")
 _LEAST_SECRET = 16
 _OTHERS = frozenset(
     f"DSUF_{name}"
@@ -378,8 +382,10 @@ def _fleet_problems(s: Settings) -> Iterator[str]:
     tls = [file is not None for file in (s.peer_ca_file, s.peer_cert_file, s.peer_key_file)]
     if any(tls) and not all(tls):
         yield "peer_ca_file, peer_cert_file, peer_key_file: TLS between nodes needs all three"
-    if s.advertise and not (re.fullmatch(r"\S+:\d{1,5}", s.advertise) and 0 < int(s.advertise.split(":")[-1]) < 65536):
+    if s.advertise and ((found := _ADVERTISE.fullmatch(s.advertise)) is None or not 0 < int(found[2]) < 65536):
         yield f"advertise = {s.advertise!r}: expected host:port"
+    if s.redis_url and (s.advertise.rpartition(":")[0] or s.control_host) in _ANYWHERE:
+        yield f"advertise = {s.advertise!r}: expected the host:port under which peers reach this node, not any address"
     if s.node_id and not re.fullmatch(r"[A-Za-z0-9._-]+", s.node_id):
         yield f"node_id = {s.node_id!r}: letters, digits, '.', '_' and '-' alone"
 
@@ -387,7 +393,7 @@ def _fleet_problems(s: Settings) -> Iterator[str]:
 def _redact(name: str, value: str) -> str:
     """`value` without what is secret of it, which is refused when the text is read."""
     if name == "redis_url":
-        return _URL_PASSWORD.sub(rf"\1:{REDACTED}@", value)
+        return _URL_PASSWORD.sub(rf"\1:{REDACTED}@", _URL_OPTION.sub(REDACTED, value))
     return REDACTED if value else value
 
 
@@ -421,6 +427,7 @@ def _explain(text: str) -> str:
     if found is None:
         return text[:1].lower() + text[1:].replace("`", "")
     kind, bound = found.groups()
-    if bound == " of length":
-        return "expected something that is not empty"
+    if bound and bound.startswith(" of length"):
+        most = bound.partition("<= ")[2]
+        return f"expected {most} characters at most" if most else "expected something that is not empty"
     return f"expected {_KINDS.get(kind, kind)}{bound or ''}"

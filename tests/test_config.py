@@ -177,6 +177,9 @@ def test_every_setting_has_a_flag_with_its_help() -> None:
     assert (loaded.queue_limit, loaded.clamp_max_tokens) == (7, False)
 
 
+FLEET = {"redis_url": "redis://h", "peer_secret": "0123456789abcdef"}
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -184,6 +187,12 @@ def test_every_setting_has_a_flag_with_its_help() -> None:
         ({"peer_secret": "short"}, "peer_secret: 5 characters, at least 16"),
         ({"peer_secret": "s" * 16, "peer_secret_file": "/x"}, "one of them is enough"),
         ({"advertise": "nowhere"}, "advertise = 'nowhere': expected host:port"),
+        ({"advertise": "http://h:8100"}, "advertise = 'http://h:8100': expected host:port"),
+        ({"advertise": "[]:8100"}, "advertise = '[]:8100': expected host:port"),
+        ({"advertise": "h:\u0663\u0663"}, "expected host:port"),
+        (FLEET | {"control_host": "0.0.0.0"}, "advertise = '': expected the host:port under which peers reach"),
+        (FLEET | {"advertise": "[::]:8100"}, "advertise = '[::]:8100': expected the host:port under which"),
+        ({"node_id": 65 * "x"}, "expected 64 characters at most"),
         ({"node_id": "a/b"}, "node_id = 'a/b'"),
     ],
 )
@@ -191,6 +200,25 @@ def test_what_a_fleet_needs(flags: dict[str, str], said: str) -> None:
     """Settings of a fleet that do not fit together are refused in one line."""
     with pytest.raises(CommandError, match=re.escape(said)):
         load_settings(flags)
+
+
+@pytest.mark.parametrize("advertise", ["h:1", "node-1.peers.dsuf.svc:8100", "[fe80::1%eth0]:8100", "fd00::1:8100"])
+def test_where_peers_may_reach_a_node(advertise: str) -> None:
+    assert load_settings({**FLEET, "control_host": "0.0.0.0", "advertise": advertise}).advertise == advertise
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://u:hunter/2@h",
+        "redis://u:hunter?2@h",
+        "redis://u:a@hunter2@h",
+        "redis+sentinel://h/s?sentinel_password=hunter@2&check_host=no",
+    ],
+)
+def test_no_part_of_a_password_is_printed(url: str) -> None:
+    shown = describe(load_settings({**FLEET, "redis_url": url}))
+    assert "hunter" not in shown and "2@" not in shown and "@2" not in shown
 
 
 def test_secrets_of_a_fleet_are_not_printed() -> None:

@@ -81,8 +81,8 @@ class FleetNode:
             port = await self._server.listen(settings.control_host, settings.control_port)
         except OSError as error:
             raise _refuse_address(settings, error) from error
-        host, _, given = settings.advertise.rpartition(":")
-        self._address = (host, int(given)) if given else (settings.control_host, port)
+        host, given = split_advertise(settings)
+        self._address = (host, given or port)
         await self.directory.start()
         self._sweeping = asyncio.create_task(self._sweep())
         self._metrics.fleet.watch(self.observe)
@@ -181,10 +181,16 @@ def name_node(settings: Settings) -> str:
     return settings.node_id or f"{socket.gethostname()[:48]}-{settings.port}"
 
 
+def split_advertise(settings: Settings) -> tuple[str, int]:
+    """The host under which peers reach this node, and the port; 0 for the one that it listens on."""
+    host, _, port = settings.advertise.rpartition(":")
+    return host.removeprefix("[").removesuffix("]") or settings.control_host, int(port or 0)
+
+
 async def open_fleet(settings: Settings, sessions: Sessions, metrics: Metrics) -> FleetNode:
     """The fleet's side of a node. An RDMA device, if there is one, is given the arena, which nothing is in yet."""
     blocks, adapter = sessions.arena.blocks, None
-    host = settings.advertise.rpartition(":")[0] or settings.control_host
+    host, _ = split_advertise(settings)
     if settings.transport != "tcp":
         adapter = await asyncio.to_thread(
             open_adapter, blocks.memory, blocks.block_bytes, host, wanted=settings.transport

@@ -14,7 +14,7 @@ from dsuf.errors import CommandError
 from dsuf.kv import pulls
 from dsuf.kv.directory import fleet as directory
 from dsuf.node import fleet
-from dsuf.node.fleet import FleetNode, check_fleet, open_board, read_credentials, read_secret
+from dsuf.node.fleet import FleetNode, check_fleet, open_board, read_credentials, read_secret, split_advertise
 from dsuf.node.pulse import Pulse
 from dsuf.sched.scheduler import Limits, Scheduler
 from dsuf.types import Turn
@@ -234,6 +234,17 @@ async def test_the_port_for_peers_is_in_use(monkeypatch: pytest.MonkeyPatch) -> 
         await place.start()
     await place.stop()
     other.close()
+
+
+def test_where_peers_reach_a_node() -> None:
+    """Brackets of an address are for the eye, and not a part of it."""
+    for given, host, port in (
+        ("h:7", "h", 7),
+        ("[fd00::1]:7", "fd00::1", 7),
+        ("fd00::1:7", "fd00::1", 7),
+        ("", "c", 0),
+    ):
+        assert split_advertise(Settings(advertise=given, control_host="c")) == (host, port)
 
 
 def test_a_node_without_a_name_is_called_by_host_and_port(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ Options follow `?`: `ca_file`, `cert_file`, `key_file`, `check_host` (yes or no)
 """
 
 import re
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -62,6 +63,8 @@ def parse_address(
     # Not by the standard library, whose idea of several hosts with brackets differs from version to version.
     rest, _, query = rest.partition("?")
     netloc, slash, path = rest.partition("/")
+    if "@" in path or any("@" in text for text in query.split("&") if text.partition("=")[0] not in _OPTIONS):
+        raise CommandError("redis_url: '/', '?' and '%' of a user or password are written %2F, %3F and %25")
     login, _, places = netloc.rpartition("@")
     user, _, secret = login.partition(":")
     options = _read_options(query)
@@ -106,8 +109,8 @@ def _read_path(kind: Kind, path: str) -> tuple[str, int]:
 
 def _read_host(place: str, port: int) -> tuple[str, int]:
     """A host and its port; IPv6 addresses stand in brackets."""
-    match = re.fullmatch(r"(?:\[([0-9A-Za-z:.%_-]+)\]|([^\[\]:]+))(?::([0-9]{1,5}))?", place)
-    if match is None or int(match[3] or port) > 65535:
+    match = re.fullmatch(r"(?:\[([0-9A-Za-z:.%_-]+)\]|([^\[\]:\s]+))(?::([0-9]{1,5}))?", place)
+    if match is None or not 0 < int(match[3] or port) < 65536:
         raise CommandError(f"redis_url: expected host or host:port, got {place!r}")
     return match[1] or match[2], int(match[3] or port)
 
@@ -122,5 +125,20 @@ def _check(address: RedisAddress) -> None:
     for name, path in files.items():
         if not Path(path).is_file():
             raise CommandError(f"redis_url: {name} = {path!r}: no such file")
+    if files:
+        _try_files(address)
     if address.user and not address.password:
         raise CommandError("redis_url: a user without a password")
+
+
+def _try_files(address: RedisAddress) -> None:
+    """Whether TLS can be spoken with these files; better found out now than with every connection."""
+    if address.key_file and not address.cert_file:
+        raise CommandError("redis_url: key_file needs a cert_file")
+    try:
+        context = ssl.create_default_context(cafile=address.ca_file)
+        if address.cert_file:
+            context.load_cert_chain(address.cert_file, address.key_file, password="")  # nobody is asked for one
+    except OSError as error:  # what `ssl` raises is one
+        names = ", ".join(name for name in ("ca_file", "cert_file", "key_file") if getattr(address, name))
+        raise CommandError(f"redis_url: {names}: cannot be used: {error}") from error

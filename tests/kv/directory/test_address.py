@@ -7,6 +7,7 @@ import pytest
 
 from dsuf.errors import CommandError
 from dsuf.kv.directory.address import RedisAddress, parse_address
+from tests.certificates import make_certificates
 
 PLAIN = RedisAddress(kind="single", hosts=(("h", 6379),), shown="redis://h")
 
@@ -50,8 +51,7 @@ def test_what_is_shown() -> None:
 
 
 def test_password_and_authority_from_elsewhere(tmp_path: Path) -> None:
-    ca = tmp_path / "ca.pem"
-    ca.write_text("x")
+    ca = make_certificates(tmp_path).ca
     address = parse_address("rediss://h", password="from file", ca_file=ca, prefix="fleet-2")
     assert (address.password, address.ca_file, address.prefix) == ("from file", str(ca), "fleet-2")
     assert parse_address("redis://:own@h", password="from file").password == "own"
@@ -68,6 +68,8 @@ def test_password_and_authority_from_elsewhere(tmp_path: Path) -> None:
         ("redis://", "redis://"),
         ("redis://h:70000", "host:port"),
         ("redis://h:x", "host:port"),
+        ("redis://h:0", "host:port"),
+        ("redis://h ", "host:port"),
         ("redis:///3", "host:port"),
         ("redis://a,b", "several hosts"),
         ("redis://h/x", "database"),
@@ -80,6 +82,9 @@ def test_password_and_authority_from_elsewhere(tmp_path: Path) -> None:
         ("rediss://h?check_host=maybe", "check_host"),
         ("rediss://h?ca_file=/nowhere", "no such file"),
         ("redis://h?ca_file=/nowhere", "rediss"),
+        ("rediss://h?key_file=/proc/self/status", "needs a cert_file"),
+        ("rediss://h?ca_file=/proc/self/status", "ca_file: cannot be used"),
+        ("rediss://h?cert_file=/proc/self/status", "cert_file: cannot be used"),
         ("redis://u@h", "without a password"),
     ],
 )
@@ -94,6 +99,13 @@ def test_errors_tell_no_secret() -> None:
         with pytest.raises(CommandError) as caught:
             parse_address(url)
         assert "heim" not in str(caught.value)
+
+
+@pytest.mark.parametrize("password", ["ge/heim", "ge?heim", "ge?heim=1", "/heim?heim", "%2/heim"])
+def test_a_password_that_is_not_encoded_is_not_shown(password: str) -> None:
+    with pytest.raises(CommandError, match="written %2F") as caught:
+        parse_address(f"redis://u:{password}@h:6379/0")
+    assert "heim" not in str(caught.value)
 
 
 @pytest.mark.parametrize("prefix", ["", "a b", "{a}", "a" * 65])

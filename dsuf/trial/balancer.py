@@ -19,6 +19,7 @@ defaults
   mode http
   option http-no-delay
   option redispatch
+  option abortonclose
   timeout connect 2s
   timeout client 3600s
   timeout server 3600s

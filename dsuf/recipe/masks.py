@@ -5,6 +5,7 @@ of its own, where the library lets others run meanwhile. Until a grammar begins 
 """
 
 import copy
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ KEPT_GRAMMARS = 64
 _THREADS = 4
 _WORD_BYTES = 4
 _NO_TEXT = "no text does"
+_CROWD = re.compile(r"row has (\d+) items; max is (\d+)")
 
 
 class Masks:
@@ -193,6 +195,8 @@ class _Place:
 def _read_error(matcher: LLMatcher) -> str:
     """The library's reason as one line."""
     reason = " ".join(matcher.get_error().split()).removesuffix(" <non-verbose/>")
+    if crowd := _CROWD.search(reason):
+        return f"too many ways to go on at one place, such as optional properties ({crowd[1]}, at most {crowd[2]})"
     return _NO_TEXT if reason == "NoExtensionBias" else reason
 
 

@@ -292,6 +292,20 @@ def test_maps_of_strict_schemas(masks: Masks, vocabulary: Vocabulary) -> None:
         assert takes(masks, kept, f'<｜DSML｜ invoke name="f">\n{call}\n</｜DSML｜ calls>') == right
 
 
+def test_very_many_properties(masks: Masks, vocabulary: Vocabulary) -> None:
+    """Two thousand that must come are served; so many that need not are too many, in words that say so."""
+    names = {f"p{i}": {"type": "integer"} for i in range(2_000)}
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "strict": True, "schema": object_of(None, properties=names)},
+    }
+    kept = chat(masks, vocabulary, response_format=form, thinking=OFF)
+    assert takes(masks, kept, json.dumps(dict.fromkeys(names, 1)))
+    form["json_schema"] = {"name": "x", "schema": {"type": "object", "properties": names}}
+    with pytest.raises(InvalidRequest, match=r"too many ways to go on .* optional properties \(8007, at most 2000\)"):
+        chat(masks, vocabulary, response_format=form, thinking=OFF)
+
+
 def test_a_fault_behind_drafts(masks: Masks) -> None:
     """It belongs to the last row, so that a reply that ends before it has none."""
     loop = json.dumps(object_of({"$ref": "#/$defs/a"}, **{"$defs": RING}))

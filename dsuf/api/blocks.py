@@ -1,20 +1,22 @@
 """What bodies of Messages hold that the library reads as something else: a client's own tools that say so, and
 documents of text."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-_MARKS = (b'"custom"', b'"document"')
-_OWN = "custom"
+_MARKS = re.compile(rb'"custom"|"document"|"type"\s*:\s*null')
+_OWN = ("custom", None)
 _Raw = dict[str, msgspec.Raw]
 
 
 def rewrite(body: bytes) -> bytes:
-    """`body` whose tools of type `custom` have none, which is the same and what the library knows, and whose documents
-    of text are that text, in place of which the library puts a remark. What cannot be read is left to the library."""
-    if not any(mark in body for mark in _MARKS):
+    """`body` whose tools of type `custom`, or null, have none, which is the same and what the library knows, and whose
+    documents of text are that text, in place of which the library puts a remark. What cannot be read is left to the
+    library."""
+    if _MARKS.search(body) is None:
         return body
     try:
         members = msgspec.json.decode(body, type=_Raw)
@@ -27,7 +29,7 @@ def rewrite(body: bytes) -> bytes:
 def _rewrite_tools(members: _Raw) -> bool:
     """Take the type from the client's own tools; whether there are some."""
     tools = msgspec.json.decode(members.get("tools", b"null"), type=list[_Raw] | None) or []
-    own = [tool for tool in tools if msgspec.json.decode(tool.get("type", b"null")) == _OWN]
+    own = [tool for tool in tools if "type" in tool and msgspec.json.decode(tool["type"]) in _OWN]
     for tool in own:
         del tool["type"]
     if own:

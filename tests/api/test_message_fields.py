@@ -62,6 +62,7 @@ ACCEPTED: dict[str, tuple[dict[str, Any], str]] = {
     "document that is no text": (user({"type": "document", "source": {"type": "base64", "media_type": "application/pdf",
                                                                       "data": "JVBERg=="}}),
                                  "[Unsupported document type: application/pdf]"),
+    "tool of no type": ({"tools": [{"type": None, **TOOL}]}, '{"name": "read"'),
     "tool of the client's own": ({"tools": [{"type": "custom", **TOOL}]}, '{"name": "read"'),
     "tool use and result": ({"tools": [TOOL], "messages": [USER, USE, result()]}, "<tool_result>done</tool_result>"),
     "tool_choice auto": ({"tools": [TOOL], "tool_choice": {"type": "auto"}}, '{"name": "read"'),

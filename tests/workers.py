@@ -16,8 +16,8 @@ from xdist.scheduler import LoadScopeScheduling
 PROGRAMS = (
     "tests/bench/", "tests/clients/", "tests/deploy/", "tests/fleet/", "tests/kv/directory/", "tests/kv/transport/",
     "tests/node/", "tests/rdma/", "tests/replay/", "tests/repro/", "tests/web/", "tests/sched/test_promises.py",
-    "tests/test_command_line.py", "tests/test_keeper.py", "tests/test_packaging.py", "tests/test_setup.py",
-    "tests/test_tiers.py", "tests/test_trial.py",
+    "tests/test_balancer.py", "tests/test_command_line.py", "tests/test_keeper.py", "tests/test_packaging.py",
+    "tests/test_setup.py", "tests/test_tiers.py", "tests/test_trial.py",
 )  # fmt: skip
 """And what is measured by the clock."""
 LONG = ("tests/reference/", "tests/nano/", "tests/turns/", "tests/recipe/", "tests/cuda/")

@@ -242,7 +242,7 @@ def _extras() -> list[Kernel]:
         Kernel("ask_masks", "mask_logits", contract.ASK_MASKS, 1024, _once),
         Kernel("await_masks", "mask_logits", contract.AWAIT_MASKS, 32, _once),
         Kernel(
-            "mask_logits", "mask_logits", contract.MASK_LOGITS, 256, lambda n: (_blocks(n["words"], 256), places(n))
+            "mask_logits", "mask_logits", contract.MASK_LOGITS, 64, lambda n: (_blocks(n["words"], 256), places(n))
         ),
         Kernel("rank_logits", "rank_logits", contract.RANK_LOGITS, 512, _cluster_a_row),
         Kernel(

@@ -666,7 +666,8 @@ struct AwaitMasks {
 
 struct MaskLogits {
   float* logits;            // [rows, vocabulary] in place
-  const int32_t* masks;     // [batch, block + 1, words] bits of allowed tokens, token 0 in the lowest bit of the first word
+  const int32_t* masks;     // [batch, block + 1, words] bits of allowed tokens, token 0 in the lowest bit of the first word;
+                            // words: a multiple of 4
   const int32_t* masked;    // [batch, block + 1] 0: any token may come
   const int32_t* ruled;     // [1] as in AskMasks
   const int32_t* verified;  // [batch]; null, with the next: a row a turn

@@ -5,17 +5,21 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from dsuf.checkpoint.config import load_config
 from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.logits import rules
+from dsuf.cuda.logits.line import Expected, Line
+from dsuf.cuda.logits.masking import Masking
+from dsuf.cuda.logits.rules import plan_rules
 from dsuf.cuda.machine import Setup
 from dsuf.errors import EngineFailed
 from dsuf.types import Constraint, Mask, PrefillRange, StepPlan, StepResult, Turn
 from tests.cuda.drive import RULE, ThirdMask, count_pages, make_turn
-from tests.cuda.host import make_host_machine, next_token
+from tests.cuda.host import HostArena, make_host_machine, next_token
 
 CONFIG = load_config(Path(__file__).parents[1] / "golden" / "tiny" / "config.json")
 SETUP = Setup(context_tokens=700, max_turns=4, pages=24, prefill_rows=64)
@@ -146,6 +150,25 @@ async def test_a_mask_that_comes_too_late(engine: CudaEngine, opener: Opener, mo
     opener.how = {"pause_s": 0.2}
     with pytest.raises(EngineFailed, match="in time"):
         await run(engine, [make_turn([5, 6, 7], 40, RULE)], ahead=3)
+
+
+@pytest.mark.parametrize("vocabulary", [512, 577, 700])
+def test_rows_of_masks_are_whole_sixteens_of_bytes(vocabulary: int) -> None:
+    """As the kernel reads them; what the host gives fills the beginning of its row, and touches no other."""
+    arena = HostArena(plan_rules("decode", msgspec.structs.replace(CONFIG, vocab_size=vocabulary), batch=2))
+    mask, line = ThirdMask(vocabulary), Line(arena, "decode", first=True)
+    masks, questions = arena.host("decode.masks"), arena.host("decode.questions")
+    masks[:] = -1
+    questions[0, 0], questions[1, :3] = 1, [5, 0, 0]
+    line.expect(Expected(0, {5: Masking(mask, make_turn([4], 1, RULE), 0)}))
+    arena.host("decode.asked")[0] = 1
+    while line.waits:
+        line.go_on()
+    words = -(-vocabulary // 32)
+    assert masks.strides[1] % 16 == 0 and masks.shape[2] - words < 4
+    assert np.unpackbits(masks[0, 0].view(np.uint8), count=vocabulary, bitorder="little").tolist() == [*mask._find([])]
+    assert (masks[0, 0, words:] == -1).all() and (masks[0, 1:] == -1).all() and (masks[1] == -1).all()
+    assert arena.host("decode.masked").ravel().nonzero()[0].tolist() == [0]
 
 
 def test_an_engine_without_masks_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

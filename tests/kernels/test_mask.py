@@ -45,15 +45,19 @@ def test_wait(gpu: Gpu, ruled: int, answered: int, late: int) -> None:
     assert found["late"][0] == late
 
 
-@pytest.mark.parametrize("vocabulary", [3, 64, 700, 20_001])
+@pytest.mark.parametrize("vocabulary", [3, 64, 700, 4100, 20_001, 129_280])
 @pytest.mark.parametrize("drafted", [False, True])
 def test_masks(gpu: Gpu, rng: np.random.Generator, vocabulary: int, drafted: bool) -> None:
-    """What is not allowed is ruled out at the places that have a mask, bit for bit; all else stays as it is."""
+    """What is not allowed is ruled out at the places that have a mask, bit for bit; all else stays as it is.
+
+    Runs of tokens are ruled out and allowed as a whole, others one by one; behind the vocabulary a row holds noise.
+    """
     block, batch, live = gpu.sizes.block, 5, 4
-    words, verified = -(-vocabulary // 32), rng.integers(0, block + 1, batch) if drafted else np.zeros(batch, int)
+    words, verified = -(-vocabulary // 128) * 4, rng.integers(0, block + 1, batch) if drafted else np.zeros(batch, int)
     first = (np.cumsum(verified + 1) - verified - 1).astype(np.int32)
     logits = rng.standard_normal((int((verified + 1).sum()), vocabulary)).astype(np.float32)
-    allowed = rng.random((batch, block + 1, words * 32)) < 0.3
+    share = rng.choice([0.0, 0.3, 1.0], (batch, block + 1, words))
+    allowed = rng.random((batch, block + 1, words * 32)) < share.repeat(32, axis=-1)
     masks = np.packbits(allowed, axis=-1, bitorder="little").view(np.int32)
     masked = rng.integers(0, 2, (batch, block + 1)).astype(np.int32)
     places = {"verified": verified.astype(np.int32), "first": first} if drafted else {"verified": None, "first": None}

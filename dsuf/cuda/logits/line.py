@@ -104,4 +104,5 @@ class Line:
             masking.note(allowed)
             for i, row in enumerate(allowed.rows):  # behind a draft that may not come there are none
                 if row is not None:
-                    self._masks[place, i], self._masked[place, i] = np.frombuffer(row, WORD), 1
+                    words = np.frombuffer(row, WORD)
+                    self._masks[place, i, : len(words)], self._masked[place, i] = words, 1

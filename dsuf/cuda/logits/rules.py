@@ -25,7 +25,7 @@ def plan_rules(pipeline: str, config: ModelConfig, batch: int) -> list[Region]:
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {
         "questions": ("i32", (batch + 1, QUESTION_HEAD + 2 * block + 1)),
         "asked": ("i64", (1,)),
-        "masks": ("i32", (batch, block + 1, -(-config.vocab_size // 32))),
+        "masks": ("i32", (batch, block + 1, -(-config.vocab_size // 128) * 4)),  # in whole sixteens of bytes
         "masked": ("i32", (batch, block + 1)),
         "answered": ("i64", (1,)),
         "late": ("i32", (1,)),

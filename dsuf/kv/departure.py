@@ -21,6 +21,8 @@ from dsuf.types import Prompt, Sampling, Turn
 
 MOST_SESSIONS = 256
 AT_A_TIME = 4
+ASK_S = 1.5
+"""For a peer to say whether it will fetch a session: one that stands still should not cost others their time."""
 LOOK_S = 0.05
 """How often the directory is looked at for what a peer has fetched; its news come several times a second."""
 _NO_SAMPLING = Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=1)
@@ -46,46 +48,60 @@ class Departure:
     def __init__(self, sessions: Sessions, directory: Directory, heirs: Heirs) -> None:
         self._sessions, self._directory, self._heirs = sessions, directory, heirs
         self._given: dict[str, int] = {}
+        self._failed: set[str] = set()
+        self._ends_s = 0.0
 
     async def run(self, seconds: float) -> int:
         """How many sessions other nodes keep now that only this one kept, after at most `seconds`. What the last turns
         leave behind counts too, though it is still being copied."""
-        ends_s = time.monotonic() + seconds
+        self._ends_s = time.monotonic() + seconds
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._sessions.settle()
         points = iter(find_leaves(self._sessions.arena)[:MOST_SESSIONS])
-        moved = await asyncio.gather(*(self._move_some(points, ends_s) for _ in range(AT_A_TIME)))
+        moved = await asyncio.gather(*(self._move_some(points) for _ in range(AT_A_TIME)))
         return sum(moved)
 
-    async def _move_some(self, points: Iterator[CommitPoint], ends_s: float) -> int:
+    async def _move_some(self, points: Iterator[CommitPoint]) -> int:
         """One after the other, until none or no time is left."""
         moved = 0
         for point in points:
-            if time.monotonic() >= ends_s:
+            if time.monotonic() >= self._ends_s:
                 break
-            try:
-                async with asyncio.timeout(ends_s - time.monotonic()):
-                    moved += await self._move(point)
-            except (TimeoutError, PeerError, OSError) as error:
-                log_event("session not moved", level="warning", error=error)
+            moved += await self._move(point)
         return moved
 
     async def _move(self, point: CommitPoint) -> bool:
         """Have one session fetched; False where somebody has it already, or nobody wants it."""
         prompt = await work(point.head.length * ID_BYTES, read_prompt, point)
         trace = await work(point.head.length * ID_BYTES, trace_prompt, self._sessions.layout, prompt)
-        if self._is_elsewhere(trace):
-            return False
-        heir = pick_heir(self._directory.members(), self._given)
-        if heir is None:
-            return False
-        self._given[heir.node] = self._given.get(heir.node, 0) + 1
         turn = Turn(id=f"heir-{trace.chain[-1].hex()}-{trace.length}", prompt=prompt, sampling=_NO_SAMPLING)
-        if not await self._heirs.giver(heir).invite(turn):
+        asked: set[str] = set()
+        while not self._is_elsewhere(trace) and time.monotonic() < self._ends_s:
+            members = [m for m in self._directory.members() if m.node not in asked | self._failed]
+            if (heir := pick_heir(members, self._given)) is None:
+                break
+            asked.add(heir.node)
+            self._given[heir.node] = self._given.get(heir.node, 0) + 1
+            if await self._give(heir, turn, trace):
+                return True
+        return False
+
+    async def _give(self, heir: Member, turn: Turn, trace: Trace) -> bool:
+        """Whether `heir` fetches one. Where it fails to, nothing more is asked of it, and others have half of the time
+        that is left."""
+        left_s = self._ends_s - time.monotonic()
+        try:
+            async with asyncio.timeout(min(ASK_S, left_s)):
+                if not await self._heirs.giver(heir).invite(turn):
+                    return False
+            async with asyncio.timeout(left_s / 2):
+                while not self._is_elsewhere(trace):  # noqa: ASYNC110 - the directory's news have no event for a prompt
+                    await asyncio.sleep(LOOK_S)
+        except (TimeoutError, PeerError, OSError) as error:
+            self._failed.add(heir.node)
+            log_event("session not moved", level="warning", peer=heir.node, reason=str(error) or type(error).__name__)
             return False
-        while not self._is_elsewhere(trace):  # noqa: ASYNC110 - the directory's news have no event for a prompt
-            await asyncio.sleep(LOOK_S)
         return True
 
     def _is_elsewhere(self, trace: Trace) -> bool:

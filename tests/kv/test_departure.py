@@ -28,6 +28,8 @@ class Heirs(Known):
         self.fetched: list[tuple[str, Turn]] = []
         self.answer: Callable[[str], bool] = lambda name: True
         self.hold_s = 0.0
+        self.frozen, self.lazy = set[str](), set[str]()
+        self.asked = Counter[str]()
 
     def giver(self, member: Member) -> "Heir":
         return Heir(self, member)
@@ -49,7 +51,10 @@ class Heir:
         self.heirs, self.member = heirs, member
 
     async def invite(self, turn: Turn) -> bool:
-        await asyncio.sleep(self.heirs.hold_s)
+        self.heirs.asked[self.member.node] += 1
+        await asyncio.sleep(30.0 if self.member.node in self.heirs.frozen else self.heirs.hold_s)
+        if self.member.node in self.heirs.lazy:
+            return True
         if not self.heirs.answer(self.member.node):
             return False
         self.heirs.fetched.append((self.member.node, turn))
@@ -106,7 +111,7 @@ async def test_nobody_is_there() -> None:
     await rig.close()
 
 
-async def test_a_peer_that_refuses_or_breaks_costs_its_own_sessions_only() -> None:
+async def test_what_a_peer_refuses_or_breaks_off_goes_to_another() -> None:
     rig, heirs = Rig(), Heirs("a", "b")
     await keep(rig, 4)
 
@@ -116,10 +121,25 @@ async def test_a_peer_that_refuses_or_breaks_costs_its_own_sessions_only() -> No
         return True
 
     heirs.answer = answer
-    assert await leave(rig, heirs) == 2
+    assert await leave(rig, heirs) == 4
     heirs.fetched.clear()
     heirs.answer = lambda name: name == "a"
-    assert await leave(rig, heirs) == 2
+    assert await leave(rig, heirs) == 4
+    heirs.fetched.clear()
+    heirs.answer = lambda name: False
+    assert await leave(rig, heirs) == 0
+    await rig.close()
+
+
+@pytest.mark.parametrize("silent", ["asked", "fetching"])
+async def test_a_peer_that_stands_still_costs_no_session(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+    """It is asked by as many as there are at a time, and then by nobody."""
+    monkeypatch.setattr(departure, "ASK_S", 0.3)
+    rig, heirs = Rig(), Heirs("a", "b")
+    await keep(rig, 12)
+    (heirs.frozen if silent == "asked" else heirs.lazy).add("a")
+    assert await leave(rig, heirs, 4.0) == 12
+    assert {name for name, _ in heirs.fetched} == {"b"} and heirs.asked["a"] <= departure.AT_A_TIME
     await rig.close()
 
 

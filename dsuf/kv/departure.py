@@ -21,8 +21,9 @@ from dsuf.types import Prompt, Sampling, Turn
 
 MOST_SESSIONS = 256
 AT_A_TIME = 4
-ASK_S = 1.5
-"""For a peer to say whether it will fetch a session: one that stands still should not cost others their time."""
+ASK_S = 4.0
+"""For a peer to say whether it will fetch a session, at most a third of the time that is left: one that stands still
+should not cost others their time, one that is only busy should not be taken for such."""
 LOOK_S = 0.05
 """How often the directory is looked at for what a peer has fetched; its news come several times a second."""
 _NO_SAMPLING = Sampling(temperature=0.0, top_p=1.0, seed=0, max_tokens=1)
@@ -92,7 +93,7 @@ class Departure:
         that is left."""
         left_s = self._ends_s - time.monotonic()
         try:
-            async with asyncio.timeout(min(ASK_S, left_s)):
+            async with asyncio.timeout(min(ASK_S, left_s / 3)):
                 if not await self._heirs.giver(heir).invite(turn):
                     return False
             async with asyncio.timeout(left_s / 2):

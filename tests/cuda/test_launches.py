@@ -28,7 +28,9 @@ def make_machine(config: ModelConfig, **changes: object) -> tuple[Machine, Paper
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize(("batch", "drafts"), [(1, 0), (6, 0), (1, 5), (4, 2), (6, 5)])
+@pytest.mark.parametrize(
+    ("batch", "drafts"), [(1, 0), (6, 5), *(pytest.param(*n, marks=pytest.mark.full) for n in ((6, 0), (1, 5), (4, 2)))]
+)
 @pytest.mark.parametrize("confidence", [0.0, 0.5])
 @pytest.mark.parametrize("extras", [False, True])
 def test_step(name: str, batch: int, drafts: int, confidence: float, extras: bool) -> None:

@@ -62,6 +62,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.full
 @needs_nvcc
 def test_cache_by_content(project: Path, tmp_path: Path) -> None:
     """The same content gives the same file without compiling; a header, a macro or the target another."""

@@ -61,6 +61,7 @@ def ask_alone(engine: ReferenceEngine, question: Question) -> Ids:
     return ids
 
 
+@pytest.mark.full
 async def test_prompts_that_begin_alike(engine: ReferenceEngine) -> None:
     """Forked in the midst of the prefill, in both modes: as if each had been computed alone."""
     text = draw_ids(300, 1)
@@ -81,7 +82,8 @@ async def test_host_copies(parts: tuple[Model, HeadDrafter]) -> None:
     assert {len(reply.ids) for reply in await ask(replaying, questions, "pages")} == {12}
 
 
-@pytest.mark.parametrize("text_tokens", [300, *(pytest.param(n, marks=pytest.mark.full) for n in (200, 256))])
+@pytest.mark.full
+@pytest.mark.parametrize("text_tokens", [300, 200, 256])
 async def test_starts_that_share_a_text(engine: ReferenceEngine, text_tokens: int) -> None:
     """One reading serves all: the copy of a turn that is forked and ended is, to the byte, that of one read alone."""
     text = draw_ids(text_tokens, 1)

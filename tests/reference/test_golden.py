@@ -210,6 +210,7 @@ ROUNDING_MISTAKES = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mistake", ROUNDING_MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_a_wrong_rounding_point_fails(
     reduced: Path, mistake: Callable[[Patch], None], capsys: Capture, monkeypatch: Patch

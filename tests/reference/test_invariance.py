@@ -70,7 +70,11 @@ def test_four_sequences_together_equal_each_alone(model: Model, ids: I64) -> Non
         assert together[place].global_bytes() == alone.global_bytes()
 
 
-@pytest.mark.parametrize("chunks", [[1], [7], [64], [140, 10], [100, 30, 20]], ids=str)
+@pytest.mark.parametrize(
+    "chunks",
+    [[7], [100, 30, 20], *(pytest.param(n, marks=pytest.mark.full) for n in ([1], [64], [140, 10]))],
+    ids=str,
+)
 def test_replay_is_the_same_for_any_chunks(model: Model, ids: I64, chunks: list[int]) -> None:
     logits, cache = replay(model, ids, [len(ids)])
     in_chunks, chunked = replay(model, ids, chunks)

@@ -111,7 +111,7 @@ def plain(model: Model, ids: I64) -> tuple[list[int], bytes]:
 
 
 @pytest.mark.parametrize("right", [[5], [0], [4], [1], [2, 3], [0, 5, 1, 4], [3, 0, 0, 2, 5]], ids=str)
-@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full), 5])
 def test_truth_and_mistakes_at_every_place(
     model: Model, ids: I64, plain: tuple[list[int], bytes], right: list[int], depth: int
 ) -> None:
@@ -130,7 +130,7 @@ def test_noise_and_the_head_change_nothing(
         assert cache_bytes(engine, "a", 61 + WANTED - 1) == plain[1]
 
 
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 62])
+@pytest.mark.parametrize("length", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (15, 16, 17)), 62])
 def test_replay_with_drafts_equals_replay_without(model: Model, ids: I64, head: HeadDrafter, length: int) -> None:
     turn = make_turn("a", ids[:length], max_tokens=24)
     expected = run(make_engine(model, None, "replay"), turn)
@@ -230,7 +230,7 @@ def test_the_end_of_sentence_inside_a_block_ends_the_turn(
     assert reply == plain[0][: plain[0].index(plain[0][stop_at])]
 
 
-@pytest.mark.parametrize("confidence", [0.2, 0.5, 0.99])
+@pytest.mark.parametrize("confidence", [*(pytest.param(n, marks=pytest.mark.full) for n in (0.2, 0.99)), 0.5])
 def test_a_confidence_bound_shortens_and_changes_no_greedy_token(
     model: Model, ids: I64, plain: tuple[list[int], bytes], confidence: float
 ) -> None:
@@ -241,7 +241,13 @@ def test_a_confidence_bound_shortens_and_changes_no_greedy_token(
 
 
 @pytest.mark.parametrize("rule", get_args(AcceptanceRule))
-@pytest.mark.parametrize("drift", [6.0, 0.5, 0.0], ids=["noise", "near", "same"])
+@pytest.mark.parametrize(
+    "drift",
+    [
+        pytest.param(6.0, marks=pytest.mark.full, id="noise"), pytest.param(0.5, id="near"),
+        pytest.param(0.0, marks=pytest.mark.full, id="same"),
+    ],
+)  # fmt: skip
 def test_sampled_tokens_follow_the_target(model: Model, rule: AcceptanceRule, drift: float) -> None:
     """Chi-square over many seeds of the first two tokens against the target, with drafts of three qualities."""
     rng, vocabulary, seeds = np.random.default_rng(3), 6, 3000

@@ -23,7 +23,7 @@ __all__ = ["model", "small_checkpoint"]
 @pytest.mark.parametrize("mode", ["exact", "replay"])
 @pytest.mark.parametrize(
     "shared",
-    [300, 290, *(pytest.param(n, marks=pytest.mark.full) for n in (297, 200))],
+    [300, *(pytest.param(n, marks=pytest.mark.full) for n in (290, 297, 200))],
     ids=lambda shared: f"shared{shared}",
 )
 async def test_the_next_turn_elsewhere_is_as_here(model: Model, mode: PrefillMode, shared: int) -> None:

@@ -379,6 +379,8 @@ def _fleet_problems(s: Settings) -> Iterator[str]:
         yield "peer_secret: a fleet needs one (or peer_secret_file), or anybody could read its session caches"
     if s.transport == "rdma" and not s.redis_url:
         yield "transport = 'rdma': there are no peers without redis_url"
+    if s.redis_url and s.role != "both" and not s.cache_bytes:
+        yield f"cache_bytes = 0: with role = {s.role!r} prompts go from node to node through it, and need room there"
     tls = [file is not None for file in (s.peer_ca_file, s.peer_cert_file, s.peer_key_file)]
     if any(tls) and not all(tls):
         yield "peer_ca_file, peer_cert_file, peer_key_file: TLS between nodes needs all three"

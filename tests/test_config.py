@@ -192,6 +192,8 @@ FLEET = {"redis_url": "redis://h", "peer_secret": "0123456789abcdef"}
         ({"advertise": "h:\u0663\u0663"}, "expected host:port"),
         (FLEET | {"control_host": "0.0.0.0"}, "advertise = '': expected the host:port under which peers reach"),
         (FLEET | {"advertise": "[::]:8100"}, "advertise = '[::]:8100': expected the host:port under which"),
+        (FLEET | {"role": "decode", "cache_bytes": "0"}, "cache_bytes = 0: with role = 'decode'"),
+        (FLEET | {"role": "prefill", "cache_bytes": "0"}, "cache_bytes = 0: with role = 'prefill'"),
         ({"node_id": 65 * "x"}, "expected 64 characters at most"),
         ({"node_id": "a/b"}, "node_id = 'a/b'"),
     ],

@@ -88,16 +88,19 @@ async def call(
 ) -> Terms:  # fmt: skip
     """Prove oneself to `other`, whom this node has dialled, and have it prove itself; its terms.
 
-    Raises `PeerLost` where somebody else answers, as after a restart; `PeerError` where it is not of this fleet.
+    Raises `PeerLost` where it has been started again; `PeerError` where it is not of this fleet, or another node
+    answers, as where nodes tell an address that means each reader's own machine.
     """
     ours = msgspec.msgpack.encode(Hello(PROTOCOL, me.node, me.boot, secrets.token_bytes(32), purpose))
     _send(stream, _HELLO, ours)
     theirs = await _receive(stream, _HELLO)
     hello = _read_hello(theirs, stream, credentials)
     if hello.name != other:
-        raise PeerLost(
-            f"{other.node} is not there any more, {hello.node} answers" + " anew" * (hello.node == other.node)
-        )
+        if hello.node != other.node:
+            raise PeerError(
+                f"{hello.node} answers where {other.node} says it is: has {other.node} the right advertise?"
+            )
+        raise PeerLost(f"{other.node} is not there any more, {hello.node} answers anew")
     _prove(stream, b"calls", ours + theirs, terms, credentials)
     return await _verify(stream, b"called", ours + theirs, credentials)
 

@@ -62,7 +62,7 @@ def other_peer(pair: Remote, **change: Any) -> PeerGiver:
         ({"terms": Terms("another model")}, PeerError, "another model"),
         ({"me": NodeName("far", "boot 9")}, PeerError, "called far"),
         ({"other": NodeName("far", "an earlier boot")}, PeerLost, "not there any more"),
-        ({"other": NodeName("elsewhere", "boot 2")}, PeerLost, "far answers"),
+        ({"other": NodeName("elsewhere", "boot 2")}, PeerError, "far answers where elsewhere says it is"),
     ],
     ids=str,
 )
@@ -76,6 +76,7 @@ async def test_pitfall_14_who_is_not_of_the_fleet_gets_nothing(
             await peer.offer(make_turn("b", ids(60)), 0, compute=False)
         with pytest.raises(PeerLost, match="a moment ago"):  # nobody waits for it a second time
             await peer.offer(make_turn("b", ids(60)), 0, compute=False)
+        assert bool(peer.refusal) == (error is PeerError)
         await peer.close()
         assert pair.server.counters()["peers"] == pair.server.served_bytes == 0
         await check_serves(pair)

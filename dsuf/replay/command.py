@@ -19,7 +19,7 @@ from dsuf.types import RECORD_VERSION, Engine, TurnRecord
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `dsuf replay`."""
-    parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="records of turns, in order of time")
+    parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="records of turns, in any order")
     parser.add_argument("--turn", metavar="ID", help="replay this turn alone (those that it began with count too)")
     parser.add_argument("--model", metavar="DIR", help="checkpoint directory (default: the shipped model)")
     parser.add_argument(

@@ -14,8 +14,8 @@ def taken_tokens(record: TurnRecord, replay_tokens: int) -> int:
 
 
 def find_makers(record: TurnRecord, records: Sequence[TurnRecord], replay_tokens: int) -> list[TurnRecord]:
-    """The turns before `record` that can have left what it began with, nearest first: their tokens begin with those
-    that it took over, and they came as far as the state that it had."""
+    """The turns of `records`, in the order in which they began, that can have left what `record` began with, nearest
+    first: they are before it, begin with the tokens that it took over, and came as far as the state that it had."""
     taken = taken_tokens(record, replay_tokens)
     beginning, before = record.prompt[:taken], records[: records.index(record)]
     return [

@@ -26,13 +26,14 @@ class Left(msgspec.Struct, frozen=True):
 
 
 class Player:
-    """Computes turns again on `engine`, which nobody else uses; `records` are all that there are, in order of time.
+    """Computes turns again on `engine`, which nobody else uses; `records` are all that there are, in any order.
     `decode` gives the text of a grammar's ids."""
 
     def __init__(
         self, engine: Engine, records: Sequence[TurnRecord], decode: Callable[[Sequence[int]], str]
     ) -> None:  # fmt: skip
-        self._engine, self._records, self._decode = engine, records, decode
+        self._engine, self._decode = engine, decode
+        self._records = sorted(records, key=lambda record: record.begun_s)
         self._beginnings: OrderedDict[str, list[Left | None]] = OrderedDict()
 
     async def play(self, record: TurnRecord) -> list[int]:

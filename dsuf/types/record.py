@@ -42,11 +42,13 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     It began to compute at `start`: the positions before it came from caches, by source, and with a state of
     `state_tokens` positions, 0 without one. `steps` are its parts of the engine's plans, in order; `ids` what came of
-    them, as far as its reader wanted it.
+    them, as far as its reader wanted it. `begun_s` is when the first of them was launched, by the node's clock: records
+    are written when turns end, and a turn can go on from what another leaves behind while that one still runs.
     """
 
     version: int = RECORD_VERSION
     turn: str
+    begun_s: float = 0.0
     origin: Origin
     prompt: tuple[int, ...]
     opens_in: Literal["reasoning", "content", "call"]

@@ -6,6 +6,7 @@ import os
 import re
 import stat
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +83,26 @@ def test_every_turn_comes_out_the_same(folder: Path, capsys: pytest.CaptureFixtu
 def test_so_it_does_with_other_settings(tmp_path: Path, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
     converse(tmp_path / "records", mode)
     check(tmp_path / "records", capsys)
+
+
+@pytest.mark.full
+def test_a_turn_that_went_on_from_one_that_ended_after_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its record comes first in the file."""
+    text, thinking = 3 * QUESTION, {"type": "enabled"}
+    with serving("--record-dir", str(tmp_path), "--audit-share", "0", *OPTIONS["replay"]) as server:
+        with server.stream(f"{text} In Peru.", thinking=thinking, seed=3, max_tokens=400) as stream:
+            stream.readline()
+            ends_s = time.monotonic() + 60.0
+            while not server.get("/server_info")["node"]["session_cache"]["entries"]:
+                assert time.monotonic() < ends_s
+            ask(server, [{"role": "user", "content": f"{text} In Asia."}], thinking=thinking, max_tokens=3)
+            stream.read()
+        wait_idle(server)
+    (file,) = tmp_path.iterdir()
+    short, long = read_records(file)
+    assert long.begun_s < short.begun_s and short.start > 0 and not long.start, "the test itself"
+    assert main(["replay", str(file)]) == 0
+    assert "2 of 2 turns came out the same" in capsys.readouterr().out
 
 
 def test_a_token_that_was_another_one_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

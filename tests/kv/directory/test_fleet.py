@@ -176,7 +176,7 @@ async def test_a_board_that_lost_everything_gets_it_again(make: Make, redis: Mem
     assert agree(a, b)
     c = make("c")
     await start(c)
-    assert set(c.names()) == {"a", "b"}
+    await until(lambda: set(c.names()) == {"a", "b"})  # b, which had nothing to tell, with its next beat
     assert c.lengths(range(30)) == {"a": 20}
 
 

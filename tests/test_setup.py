@@ -57,6 +57,7 @@ def place_python(folder: Path, body: str) -> Path:
     return folder / "python3"
 
 
+@pytest.mark.full
 def test_two_starts_at_once_then_a_third(checkout: Path) -> None:
     """One of two installs, both run the program in the new environment; a later start says nothing and is quick."""
     both = [finish(process) for process in (start(checkout, "a b", "c"), start(checkout, "a b", "c"))]

@@ -465,6 +465,7 @@ def test_streams_of_a_node_that_drains_go_on_and_nothing_new_comes_to_it(
                 stream.read()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("late_s", [1.0, 60.0])
 def test_streams_of_a_node_that_is_late_go_on_and_those_of_a_silent_one_end(tmp_path: Path, late_s: float) -> None:
     """A loop that stands still for a second under load is no reason to break off what it serves."""

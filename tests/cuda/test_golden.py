@@ -53,6 +53,7 @@ def test_made_here(seed: int, tmp_path: Path, capsys: Capture) -> None:
     assert main(arguments) == 0, capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_a_device_that_computes_nothing(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every comparison runs to its end without a GPU, and finds that nothing is right."""
 

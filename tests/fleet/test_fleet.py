@@ -13,6 +13,7 @@ from tests.fleet.rig import Chat, add_up, opening, wait_known, wait_settled
 pytestmark = [pytest.mark.needs_redis, pytest.mark.timeout(400)]
 
 
+@pytest.mark.full
 async def test_turns_of_a_conversation_on_every_node_in_turn(start: Start) -> None:
     """Each later turn takes its beginning from the node before, and the tokens are those of one node alone."""
     fleet = await asyncio.to_thread(start, 3, "--prefill", "exact")

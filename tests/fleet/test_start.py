@@ -46,6 +46,7 @@ def test_what_cannot_work_is_one_line(tmp_path: Path) -> None:
     assert "redis_url" in refuse("--redis-url", "http://x", "--peer-secret", SECRET)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("redis", ["gone", "wrong password"])
 async def test_without_redis_a_node_starts_and_says_so(model_dir: Path, tmp_path: Path, redis: str) -> None:
     """It answers, is ready, and tells what is wrong; a password never shows."""

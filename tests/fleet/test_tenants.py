@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.needs_redis, pytest.mark.timeout(400)]
 KEYS = "sk-a1 tenant=a\nsk-a2 tenant=a\nsk-b tenant=b\n"
 
 
+@pytest.mark.full
 async def test_two_tenants_over_two_nodes_share_no_prefix(start: Start, tmp_path: Path) -> None:
     """The same prompt with the keys of two tenants and of a user of one, on both nodes."""
     keys = tmp_path / "keys"

@@ -39,6 +39,7 @@ def check(oracle: Oracle, seeds: range, kind: type[ReferenceWorld] = ReferenceWo
     return total
 
 
+@pytest.mark.full
 def test_schedules(oracle: Oracle) -> None:
     started_s = time.monotonic()
     total = check(oracle, range(SHORT))

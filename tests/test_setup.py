@@ -72,6 +72,7 @@ def test_two_starts_at_once_then_a_third(checkout: Path) -> None:
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.full
 def test_interrupted_setup_starts_over(checkout: Path) -> None:
     """What a killed installation left behind is not used."""
     process = start(checkout)

@@ -63,6 +63,7 @@ def test_sign_of_life(short_lines: list[str]) -> None:
     assert any(line.startswith("... test_it.py::test_slow: running for") for line in short_lines)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_two_workers_say_the_same(project: Path, short_lines: list[str]) -> None:
     """What was left out, the count and the sign of life: all as from one process."""

@@ -16,6 +16,7 @@ from tests.cuda.test_protocol import say
 CONFIG = load_config(Path(__file__).parents[1] / "golden" / "tiny" / "config.json")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["exact", "replay"])
 async def test_steps(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some hundred steps; the replies are the toy's own, and the campaign sees one that is not."""

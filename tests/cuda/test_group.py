@@ -30,6 +30,7 @@ REPLICATED = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "ranks"), SPLITS)
 def test_shares_cover_and_do_not_overlap(name: str, ranks: int) -> None:
     """Every place along the split axis belongs to one rank; what is not split is of a named kind."""

@@ -38,6 +38,7 @@ async def test_turns_of_a_conversation_on_every_node_in_turn(start: Start) -> No
         assert facts["fleet"]["trouble"] is None and len(facts["fleet"]["members"]) == 2
 
 
+@pytest.mark.full
 async def test_a_node_that_leaves_gives_its_sessions_away(start: Start) -> None:
     """After SIGTERM the next turn finds its beginning on a node that it never met."""
     fleet = await asyncio.to_thread(start, 2)

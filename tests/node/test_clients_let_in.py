@@ -151,6 +151,7 @@ async def test_no_start_without_the_certificate(
             pass
 
 
+@pytest.mark.full
 def test_two_tenants_share_no_prefix(tmp_path: Path) -> None:
     """The same prompt: a tenant's other key finds what the first left, another tenant and another user do not."""
     file = tmp_path / "keys"

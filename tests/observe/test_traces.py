@@ -67,6 +67,7 @@ def test_a_share_of_the_turns_is_traced() -> None:
     assert 60 < len({span.trace_id for span in collector.spans}) < 140
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_collector_that_is_away_or_silent_holds_nobody_up(listens: bool) -> None:
     with socket.socket() as listener:

@@ -114,6 +114,7 @@ def test_a_reply_that_cannot_go_on_is_no_success(model: Model, engine: Reference
     assert (results[-1].finish, results[-1].fault) == ("length", None)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_drafted_output_has_the_masked_distribution(model: Model, rule: str) -> None:
     """Over many seeds the first tokens of drafted and plain turns are equally frequent."""

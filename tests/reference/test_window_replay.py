@@ -101,6 +101,7 @@ async def run_engine(
     return reply, global_bytes(engine, turn)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", LENGTHS)
 async def test_it_is_a_run_with_windows_cut_there(model: Model, ids: I64, source: SequenceCache, length: int) -> None:
     logits, cache = run_oracle(model, ids, source, length)
@@ -109,6 +110,7 @@ async def test_it_is_a_run_with_windows_cut_there(model: Model, ids: I64, source
     assert held == cache.global_bytes()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("chunk", "drafts"), [(7, 0), (16, 3), pytest.param(1, 5, marks=FULL)])
 @pytest.mark.parametrize("length", [65, pytest.param(129, marks=FULL)])
 async def test_chunks_and_drafts_change_nothing(

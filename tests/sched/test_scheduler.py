@@ -144,6 +144,7 @@ async def test_pitfall_16_turns_that_leave_at_random_stages_leave_nothing(caplog
     assert caplog.records == []
 
 
+@pytest.mark.full
 async def test_a_reader_that_waits_sees_the_end_when_the_turn_is_cancelled() -> None:
     async with serving(make_engine(Rule(reply="x", prefill_s_per_token=60))) as scheduler:
         ticket = scheduler.submit(make_turn("a"))
@@ -201,6 +202,7 @@ async def test_a_step_that_hangs_ends_all_turns_and_heals_when_it_comes_back() -
     assert engine.counters()["turns"] == 0
 
 
+@pytest.mark.full
 async def test_stopping_ends_every_turn_even_while_a_step_hangs() -> None:
     engine = make_engine(Rule(reply="x", hang_at_step=0))
     async with serving(engine) as scheduler:

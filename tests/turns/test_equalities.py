@@ -146,6 +146,7 @@ def test_turns_that_share_pages_at_the_same_time_change_nothing(oracle: Oracle) 
     run(oracle, scenario, pages=12)
 
 
+@pytest.mark.full
 def test_eviction_and_return_change_nothing(oracle: Oracle) -> None:
     """What had to go is computed again, and what came back is found again."""
 
@@ -165,6 +166,7 @@ def test_eviction_and_return_change_nothing(oracle: Oracle) -> None:
     run(oracle, scenario, pages=4, blocks=10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("drafts", [5, pytest.param(0, marks=FULL)])
 def test_preemption_changes_nothing(oracle: Oracle, drafts: int) -> None:
     """A turn is put back several times, in its prompt and in its answer."""

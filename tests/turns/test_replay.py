@@ -103,6 +103,7 @@ def test_a_hit_between_commit_points_is_a_run_with_windows_cut_there(
               f"{_count_same(tokens, exact)} those of a cold exact one (random weights)")  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("source", ["device", "host"])
 @pytest.mark.parametrize(("chunk", "drafts"), [(50, 0), *(pytest.param(*p, marks=FULL) for p in ((7, 5), (400, 0)))])
 def test_a_prompt_that_ends_otherwise_goes_on_from_the_end_of_the_one_before(

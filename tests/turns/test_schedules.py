@@ -56,6 +56,7 @@ def check(seeds: range) -> Counter[str]:
     return total
 
 
+@pytest.mark.full
 def test_schedules() -> None:
     started_s = time.monotonic()
     total = check(range(SHORT))

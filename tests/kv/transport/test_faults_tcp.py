@@ -74,7 +74,9 @@ def count_failed(pair: Remote) -> float:
 
 
 @pytest.mark.parametrize("fault", ["cut_at", "flip_at", "freeze_at"])
-@pytest.mark.parametrize("compute", [True, False], ids=["computed", "kept"])
+@pytest.mark.parametrize(
+    "compute", [pytest.param(True, marks=pytest.mark.full, id="computed"), pytest.param(False, id="kept")]
+)
 async def test_a_fault_anywhere_on_the_way(fault: str, compute: bool) -> None:
     """At many places of what comes back; afterwards the peer is of use again."""
     rng = random.Random(f"{fault} {compute}")

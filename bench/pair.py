@@ -1,10 +1,11 @@
 """Two of eight ranks at true shapes, a GPU each: a decode step and a prefill pass, against the same rank by itself.
 
-A step is timed with each rank alone (no sums), with both and the sums between them, with both but everybody counting as
-there at once (what is left is the launches and the link), and with a kernel ahead of every meeting that notes how long
-its rank waits there. A prefill pass is timed alone, with both, and with its rows divided among both. Runs are queued
-one behind the other; of the two GPUs' times the shorter counts, that of the one that began last. With one GPU both
-ranks share it: that says whether everything runs, not how fast it is.
+A step is timed with each rank alone (no sums), with both and the sums between them, with both and all sums by launches
+of their own, whose bits must be the same, with both but everybody counting as there at once (what is left is the
+launches and the link), and with a kernel ahead of every meeting that notes how long its rank waits there. A prefill
+pass is timed alone, with both, and with its rows divided among both. Runs are queued one behind the other; of the two
+GPUs' times the shorter counts, that of the one that began last. With one GPU both ranks share it: that says whether
+everything runs, not how fast it is.
 
     python bench/pair.py [--rows 6] [--context 65536] [--prefill 256 1024] [--replays 200]
 """
@@ -22,6 +23,7 @@ from typing import Any
 
 import cupy
 import numpy as np
+from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -31,7 +33,7 @@ from bench.report import Row, publish
 from bench.skew import Waits, describe_waits
 from bench.step import SHAPES
 from bench.twins import COUNT, Run, Twins
-from bench.waits import Unwaiting, Watched
+from bench.waits import Apart, Unwaiting, Watched
 from dsuf.cuda.devices import count_devices, open_devices
 from dsuf.cuda.kernels import Device
 from dsuf.cuda.machine import Machine
@@ -61,7 +63,14 @@ class Step:
     def together(self) -> Iterator[Row]:
         """Both, and whether they agree."""
         found = self._time(self._capture())
+        self.logits = self._logits()
         yield self._row("together", {**found, "alike": agree(self.twins)})
+
+    def apart(self) -> Iterator[Row]:
+        """Both, sums by launches of their own; whether the logits are the same as together."""
+        found = self._time(self._capture(Apart(self.twins.ranked, self.twins.gpus)))
+        same = np.array_equal(self._logits(), self.logits)
+        yield self._row("together, sums launched", {**found, "alike": agree(self.twins), "same": same})
 
     def unwaiting(self) -> Iterator[Row]:
         """Both, everybody counting as there at once."""
@@ -73,6 +82,11 @@ class Step:
         watched = Watched(self.twins.ranked, self.twins.gpus)
         found = watch(self.twins, watched, self._capture(watched), self.reset, self.replays)
         yield self._row("together, waits noted", found)
+
+    def _logits(self) -> NDArray[np.uint32]:
+        """The first rank's, as bits."""
+        found: NDArray[np.float32] = cupy.asnumpy(cupy.asarray(self.twins.twins[0].arena["decode.logits"]))
+        return found.view(np.uint32)
 
     def _queue(self, machine: Machine, handle: int) -> None:
         machine.decoder.queue(self.shape, handle)
@@ -142,7 +156,7 @@ def list_parts(twins: Twins, args: argparse.Namespace) -> Iterator[Part]:
             yield partial(measure_prefill, twins, kind, rows, args.context)
     for rows in args.rows:
         step = Step(twins, rows, args.context, args.replays)
-        yield from (step.alone, step.together, step.watched, step.unwaiting)
+        yield from (step.alone, step.together, step.apart, step.unwaiting, step.watched)
 
 
 def measure(parts: Iterable[Part], keep: Callable[[Row], None]) -> int:

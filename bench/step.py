@@ -27,7 +27,7 @@ from bench.report import Row, publish
 from dsuf.cuda.arena import Array
 from dsuf.cuda.kernels import Device, Kernels
 from dsuf.cuda.machine import build_kernels
-from dsuf.cuda.ranks import SUMMED
+from dsuf.cuda.ranks import ANNOUNCING, MOST_ROWS_WITHIN, SUMMED, SUMMING
 from dsuf.cuda.step import StepShape
 
 SHAPES = {1: (1, 0), 6: (1, 5), 8: (2, 3), 16: (4, 3), 96: (16, 5)}
@@ -39,7 +39,8 @@ MOST_ROWS, MOST_TURNS, LAST_SAMPLES = 96, 16, 8
 class LocalPeers:
     """Kernels of a rank that adds up what eight ranks have, the others' parts being buffers on this GPU.
 
-    They have always arrived. A sum follows every launch of which a rank has only a part, and what comes next reads it.
+    They have always arrived. Branches of few rows are announced by what makes them and added up by what reads them, as
+    ranks do it; else a sum follows the launch of which a rank has only a part, and what comes next reads it.
     """
 
     def __init__(self, kernels: Kernels, dim: int, streams: int) -> None:
@@ -47,6 +48,7 @@ class LocalPeers:
         widest = MOST_ROWS * (streams + 1) * dim
         self.others = cupy.zeros((RANKS - 1, widest), cupy.uint16)
         self.result, self.epoch = cupy.zeros(widest, cupy.uint16), cupy.zeros(1, cupy.int32)
+        self.counter = cupy.zeros(1, cupy.int32)
         self.missing, self.arrived = cupy.zeros(1, cupy.int32), cupy.full((RANKS, RANKS), 1 << 30, cupy.int32)
         self.arrived[0, 0] = 0
         self.words = cupy.asarray([row.data.ptr for row in self.arrived], cupy.int64)
@@ -60,21 +62,33 @@ class LocalPeers:
 
     def launch(self, entry: str, stream: int = 0, **values: Any) -> None:
         """As `Kernels.launch`."""
-        if entry in ("expand_streams", "expand_collapse"):
+        self.launched += 1
+        few = values.get("rows", 0) <= MOST_ROWS_WITHIN
+        if few and entry in ANNOUNCING:
+            entry, values = ANNOUNCING[entry], {**values, **self._announced(), "counter": self.counter}
+        elif few and entry in SUMMING:
+            partials = self.tables[values.pop("branch").pointer]
+            entry, values = SUMMING[entry], {**values, **self._met(), "partials": partials}
+        elif entry in SUMMING:
             values["branch"] = self.result
         elif entry == "gate_engram":
             values["projected"] = self.result
         self.kernels.launch(entry, stream, **values)
-        self.launched += 1
         if entry in SUMMED:
             self._sum(values["out"], values.get("n", self.dim), values["rows"], values["live"], stream)
 
+    def _announced(self) -> dict[str, Any]:
+        return {"arrived": self.words, "epoch": self.epoch, "rank": 0, "ranks": RANKS}
+
+    def _met(self) -> dict[str, Any]:
+        arrays = {"arrived": self.arrived[0], "epoch": self.epoch, "missing": self.missing}
+        return {**arrays, "ranks": RANKS, "patience_us": 1_000_000}
+
     def _sum(self, part: Array, width: int, rows: int, live: Array, stream: int) -> None:
-        self.kernels.launch("announce_partial", stream, arrived=self.words, epoch=self.epoch, rank=0, ranks=RANKS)
+        self.kernels.launch("announce_partial", stream, **self._announced())
         self.kernels.launch(
-            "reduce_peers", stream, partials=self.tables[part.pointer], arrived=self.arrived[0], epoch=self.epoch,
-            out=self.result, missing=self.missing, live=live, first=0, rows=rows, width=width, ranks=RANKS,
-            patience_us=1_000_000,
+            "reduce_peers", stream, partials=self.tables[part.pointer], out=self.result, live=live, first=0, rows=rows,
+            width=width, **self._met(),
         )  # fmt: skip
         self.launched += 2
 

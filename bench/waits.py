@@ -6,10 +6,11 @@ import cupy
 import numpy as np
 
 from bench.skew import Waits
-from dsuf.cuda.ranks import RankedKernels, Values
+from dsuf.cuda.ranks import ANNOUNCING, SUMMING, RankedKernels, Values
 from dsuf.cuda.streams import handle_on
 
-MEETINGS = ("reduce_peers", "gather_peers", "gather_rows")
+MEETINGS = ("reduce_peers", "gather_peers", "gather_rows", *SUMMING.values())
+ANNOUNCEMENTS = ("announce_partial", *ANNOUNCING.values())
 MOST_MEETINGS, FAR_AHEAD, SPIN_CYCLES = 4096, 1 << 29, 20_000_000
 
 SOURCE = r"""
@@ -79,6 +80,14 @@ class Watched(Aside):
         return SPIN_CYCLES / (float(took[0]) / 1e3)
 
 
+class Apart(Aside):
+    """Every sum by launches of its own, also where ranks announce and add up within what makes and reads a branch."""
+
+    def __init__(self, ranked: RankedKernels, gpus: list[int]) -> None:
+        super().__init__(ranked, gpus)
+        self._within = set[int]()
+
+
 class Unwaiting(Aside):
     """The same launches, and the same memory is read, but everybody counts as there at once: sums mean nothing."""
 
@@ -96,7 +105,7 @@ class Unwaiting(Aside):
     def launch_on(self, rank: int, entry: str, stream: int, values: Values) -> None:
         """As that of `RankedKernels`."""
         own: dict[str, Any] = dict(values)
-        if entry == "announce_partial":
+        if entry in ANNOUNCEMENTS:
             own["arrived"] = self.tables[rank]
         elif entry in MEETINGS:
             own["arrived"] = self.ahead[rank]

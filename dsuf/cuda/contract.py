@@ -153,6 +153,18 @@ EXPAND_COLLAPSE = Params(
     y="*bf16 rows dim", codes="*u8? rows dim", scales="*u8? rows dim/32", meaning="*bf16? rows dim", **_LIVE,
     rows="i32",
 )  # fmt: skip
+_MET = {"partials": "*i64 ranks", "arrived": "*i32 ranks", "epoch": "*i32 1", "missing": "*i32 1"}
+_PATIENT = {"ranks": "i32", "patience_us": "i32"}
+SUM_EXPAND = Params(
+    "SumExpand", **_MET, streams="*bf16 rows streams dim", post="*f32 rows streams",
+    comb="*f32 rows streams streams", out="*bf16 rows streams dim", **_LIVE, rows="i32", **_PATIENT,
+)  # fmt: skip
+SUM_EXPAND_COLLAPSE = Params(
+    "SumExpandCollapse", **_MET, streams="*bf16 rows streams dim", post="*f32 rows streams",
+    comb="*f32 rows streams streams", out="*bf16 rows streams dim", pre="*f32 rows streams", weight="*bf16 dim",
+    y="*bf16 rows dim", codes="*u8? rows dim", scales="*u8? rows dim/32", meaning="*bf16? rows dim", **_LIVE,
+    rows="i32", **_PATIENT,
+)  # fmt: skip
 PLACE_ANGLES = Params(
     "PlaceAngles", positions="*i64 rows", group_positions="*i64 rows", window="*f32 rope_dim/2",
     compressed="*f32 rope_dim/2", angles="*f32 3 rows rope_dim", **_LIVE, rows="i32",
@@ -171,6 +183,12 @@ PROJECT_FP8 = Params(
     "ProjectFp8", codes="*u8 rows k", scales="*u8 rows k/32", weight="*u8 n+second_n k",
     weight_scale="*u8 n+second_n/32 k/32", out="*bf16 rows n", second="*bf16? rows second_n", **_LIVE, rows="i32",
     n="i32", second_n="i32",
+)  # fmt: skip
+_ANNOUNCED = {"arrived": "*i64 ranks", "epoch": "*i32 1", "counter": "*i32 1"}
+ANNOUNCE_FP8 = Params(
+    "AnnounceFp8", codes="*u8 rows k", scales="*u8 rows k/32", weight="*u8 n+second_n k",
+    weight_scale="*u8 n+second_n/32 k/32", out="*bf16 rows n", second="*bf16? rows second_n", **_ANNOUNCED, **_LIVE,
+    rows="i32", n="i32", second_n="i32", rank="i32", ranks="i32",
 )  # fmt: skip
 PROJECT_BF16 = Params(
     "ProjectBf16", x="*bf16 rows k", weight="*bf16 n k", out="*f32? rows n", rounded="*bf16? rows n", **_LIVE,
@@ -214,6 +232,10 @@ EXPERTS_DOWN = Params(
 COMBINE_EXPERTS = Params(
     "CombineExperts", routed="*bf16 rows picks dim", shared="*bf16 rows dim", out="*bf16 rows dim", **_LIVE, rows="i32",
     picks="i32",
+)  # fmt: skip
+ANNOUNCE_EXPERTS = Params(
+    "AnnounceExperts", routed="*bf16 rows picks dim", shared="*bf16 rows dim", out="*bf16 rows dim", **_ANNOUNCED,
+    **_LIVE, rows="i32", picks="i32", rank="i32", ranks="i32",
 )  # fmt: skip
 ATTEND_SPARSE = Params(
     "AttendSparse", q="*bf16 rows heads head_dim", window="*u8", fresh="*u8?", entries="*u8?",

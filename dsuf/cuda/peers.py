@@ -23,6 +23,7 @@ def plan_peers(own: ModelConfig, number: int, rows: int, ranks: int) -> list[Reg
         "slices": ("f32", (rows, own.vocab_size // ranks)),
         "arrived": ("i32", (MAX_RANKS,)),
         "epoch": ("i32", (1,)),
+        "counter": ("i32", (1,)),
         "words": ("i64", (MAX_RANKS,)),
         "partials": ("i64", (3, MAX_RANKS)),
         "chosen": ("i64", (len(CHOSEN), 1)),
@@ -35,8 +36,8 @@ class Peers:
     """The arrays with which the ranks meet on one stream; two parts take turns."""
 
     def __init__(self, arena: Arena, number: int) -> None:
-        self._arrays = {name: arena[f"peers.{number}.{name}"] for name in
-                        ("parts", "slices", "arrived", "epoch", "missing", "words", "partials", "chosen")}  # fmt: skip
+        names = ("parts", "slices", "arrived", "epoch", "counter", "missing", "words", "partials", "chosen")
+        self._arrays = {name: arena[f"peers.{number}.{name}"] for name in names}
         self._turn, self._leaders = 0, [arena[name].pointer for name in CHOSEN]
         self.missing = [view_host(self["missing"].on(rank)) for rank in range(arena.ranks)]
         shown = [self["parts"][0], self["parts"][1], self["slices"]]

@@ -5,7 +5,9 @@ writes is written to all. Three kinds of results are sums over ranks (attention'
 projection's); logits are slices of the vocabulary that are gathered before a choice is made of them. What is chosen of
 logits, and which drafts are kept, the others take over from the first rank: one rank's choice is the choice. All else
 the ranks compute alike, from the same bits; index keys every rank has in full so far. Ranks have a GPU each, or share
-one and its streams; the order of launches (all announce, then all read) is that of both.
+one and its streams; the order of launches (all announce, then all read) is that of both. Branches of few rows of a
+decode pass are announced by what makes them and added up by what reads them, two launches less at every sum; an
+observer of such a pass would not find them.
 
 A rank that does not come in time is named in pinned memory, and every step from then on fails: ranks that have lost
 each other never agree again, and only a new process helps.
@@ -31,6 +33,16 @@ from dsuf.errors import DeviceError
 
 SUMMED = ("project_fp8_o", "combine_experts", "project_fp8_engram")
 """Entries whose `out` is a part of a sum where a rank runs them."""
+
+ANNOUNCING = {"combine_experts": "announce_experts", "project_fp8_o": "announce_fp8_o"}
+"""Of those, the entries that also announce their part, in place of a launch that does nothing else."""
+
+SUMMING = {"expand_streams": "sum_expand", "expand_collapse": "sum_expand_collapse"}
+"""Entries that read such a sum, and those that add the parts up themselves."""
+
+MOST_ROWS_WITHIN = 32
+"""Rows of a decode pass that are summed so. Blocks that wait for other ranks hold their place on the GPU, eight a row:
+those of more rows would leave none for what the other ranks wait for on another stream."""
 
 CHOICES = {"sample_rows": ("picked",), "judge_drafts": ("kept", "next")}
 """Of entries that choose, the fields that say what; every rank has those of the first."""
@@ -71,6 +83,8 @@ class RankedKernels(Kernels):
         self._by_stream: dict[int, Peers] = {}
         self._slice_rows: dict[int, tuple[int, Array]] = {}  # of each array of logits: its rows, and how many live
         self._ranked: set[int] = set()  # arrays of logits whose slices are together already
+        self._within = {arena[name].pointer for name in ("decode.branch", "draft.branch") if name in arena}
+        self._shown: dict[int, Array] = {}  # of branches that are there as parts alone, the table of these
 
     def launch(self, entry: str, stream: int = 0, **values: DeviceArray | int | float | None) -> None:
         """As `Kernels.launch`."""
@@ -93,8 +107,12 @@ class RankedKernels(Kernels):
 
     def launch_all(self, entry: str, stream: int, values: Values) -> None:
         """Queue `entry` for all ranks, and what brings together what each has a part of; any device may be current."""
-        if entry in SUMMED:
+        if entry in ANNOUNCING and self._is_within(values):
+            self._show_part(entry, stream, values)
+        elif entry in SUMMED:
             self.sum_up(entry, stream, values)
+        elif entry in SUMMING and _address(values["branch"]) in self._shown:
+            self._sum_within(entry, stream, values)
         elif entry == "project_bf16_dim" and _address(values["weight"]) == self._arena["head.weight"].pointer:
             self._project_slice(entry, stream, values)
         elif entry == "add_markov":
@@ -143,6 +161,29 @@ class RankedKernels(Kernels):
         common = {**self.met(stream), "partials": partials, "out": values["out"], "live": values["live"], **sizes}
         for rank in range(self.ranks):
             self.launch_each("reduce_peers", stream, {**common, "first": rank * share}, (rank,))
+
+    def _is_within(self, values: Values) -> bool:
+        """Whether these are few rows of a decode pass, whose branch nothing reads but its expansion."""
+        rows = values["rows"]
+        assert isinstance(rows, int)
+        return rows <= MOST_ROWS_WITHIN and _address(values["out"]) in self._within
+
+    def _show_part(self, entry: str, stream: int, values: Values) -> None:
+        """Queue `entry`, whose `out` is there as parts alone, and that every rank says so."""
+        peers, rows = self._meet(stream), values["rows"]
+        assert isinstance(rows, int)
+        part, self._shown[_address(values["out"])] = peers.next_part(rows, self._config.dim)
+        told = {"arrived": peers["words"], "epoch": peers["epoch"], "counter": peers["counter"]}
+        for rank in range(self.ranks):
+            own: dict[str, Value] = {"out": part, **told, "rank": rank, "ranks": self.ranks}
+            self.launch_each(ANNOUNCING[entry], stream, {**values, **own}, (rank,))
+
+    def _sum_within(self, entry: str, stream: int, values: Values) -> None:
+        """Queue what does as `entry` and adds up the parts of its branch itself."""
+        own = {name: value for name, value in values.items() if name != "branch"}
+        partials = self._shown.pop(_address(values["branch"]))
+        met = {**self.met(stream), "partials": partials, "ranks": self.ranks}
+        self.launch_each(SUMMING[entry], stream, {**own, **met})
 
     def _project_slice(self, entry: str, stream: int, values: Values) -> None:
         """Each rank's slice of the logits, which stay apart until a choice is made of them."""

@@ -57,6 +57,11 @@ def _wide_rows(n: Names) -> tuple[int, int]:
     return _blocks(n["dim"], 8 * 256), n["rows"]
 
 
+def _channels_a_row(n: Names) -> tuple[int, int]:
+    """256 threads of a channel."""
+    return _blocks(n["dim"], 256), n["rows"]
+
+
 def _once(n: Names) -> tuple[int, int]:
     return 1, 1
 
@@ -94,6 +99,7 @@ def _projections() -> list[Kernel]:
             Kernel(f"project_fp8_{name}", "project_fp8", contract.PROJECT_FP8, 32 * warps, _wide_tiles, {"k": width})
             for name, (width, warps) in fp8.items()
         ),
+        Kernel("announce_fp8_o", "project_fp8", contract.ANNOUNCE_FP8, 256, _wide_tiles, {"k": "o_width"}),
         *(
             Kernel(f"project_bf16_{name}", "project_bf16", contract.PROJECT_BF16, 256, _tiles, {"k": name})
             for name in ("dim", "head_dim")
@@ -119,6 +125,8 @@ def _streams() -> list[Kernel]:
         Kernel("collapse_norm", "collapse_norm", contract.COLLAPSE_NORM, 128, _cluster_a_row),
         Kernel("expand_streams", "expand_streams", contract.EXPAND_STREAMS, 256, _wide_rows),
         Kernel("expand_collapse", "expand_streams", contract.EXPAND_COLLAPSE, 128, _cluster_a_row),
+        Kernel("sum_expand", "expand_streams", contract.SUM_EXPAND, 256, _wide_rows),
+        Kernel("sum_expand_collapse", "expand_streams", contract.SUM_EXPAND_COLLAPSE, 128, _cluster_a_row),
         Kernel("gather_engram", "gather_engram", contract.GATHER_ENGRAM, 256, _each_row),
         Kernel("gate_engram", "gate_engram", contract.GATE_ENGRAM, 256, lambda n: (n["streams"], n["rows"])),
     ]  # fmt: skip
@@ -168,10 +176,8 @@ def _experts() -> list[Kernel]:
         Kernel("arrange_codes", "arrange_codes", contract.ARRANGE_CODES, 256, lambda n: (_blocks(n["count"], 256), 1)),
         Kernel("experts_up", "experts_up", contract.EXPERTS_UP, 256, _up_grid, shared_bytes=_up_bytes),
         Kernel("experts_down", "experts_down", contract.EXPERTS_DOWN, 256, _down_grid, shared_bytes=_down_bytes),
-        Kernel(
-            "combine_experts", "combine_experts", contract.COMBINE_EXPERTS, 256,
-            lambda n: (_blocks(n["dim"], 256), n["rows"]),
-        ),
+        Kernel("combine_experts", "combine_experts", contract.COMBINE_EXPERTS, 256, _channels_a_row),
+        Kernel("announce_experts", "combine_experts", contract.ANNOUNCE_EXPERTS, 256, _channels_a_row),
     ]  # fmt: skip
 
 

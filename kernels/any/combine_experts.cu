@@ -2,14 +2,20 @@
 //
 //   out = bf16(((routed[0] + routed[1]) + ...) + shared)   in float32
 //
-// Shapes: CombineExperts. Grid: (ceil(dim / 256), rows), 256 threads. Padding: zeros, nothing of it is read.
-// Bound: bytes, 2 * (picks + 2) a channel.
+//   combine_experts    that alone
+//   announce_experts   and the rank announces, as announce_partial does, that its part of the branch is there
+//
+// Shapes: CombineExperts, AnnounceExperts. Grid: (ceil(dim / 256), rows), 256 threads. Padding: zeros, nothing of it is
+// read. Bound: bytes, 2 * (picks + 2) a channel. announce_experts is compiled, and has not run yet.
 #include "contract.h"
 #include "launch.cuh"
 #include "numeric.cuh"
+#include "peers.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) combine_experts(const dsuf::CombineExperts p) {
-  using namespace dsuf;
+namespace dsuf {
+
+template <class Params>
+__device__ __forceinline__ void combine(const Params& p) {
   const int channel = blockIdx.x * 256 + threadIdx.x;
   const int64_t row = blockIdx.y;
   const bool live = row < early_live(p.live);
@@ -23,4 +29,13 @@ extern "C" __global__ void __launch_bounds__(256) combine_experts(const dsuf::Co
     sum = __fadd_rn(sum, bf16_value(p.shared[row * DSUF_DIM + channel]));
   }
   p.out[row * DSUF_DIM + channel] = bf16_bits(sum);
+}
+
+}  // namespace dsuf
+
+extern "C" __global__ void __launch_bounds__(256) combine_experts(const dsuf::CombineExperts p) { dsuf::combine(p); }
+
+extern "C" __global__ void __launch_bounds__(256) announce_experts(const dsuf::AnnounceExperts p) {
+  dsuf::combine(p);
+  dsuf::announce_as_last(p);
 }

@@ -8,13 +8,15 @@
 // float32 tensor-core sum of exact products is scaled and added in a fixed order per warp, then warp by warp. A row's
 // result depends on nothing but its input. Grid: (ceil((n + second_n) / 16), ceil(rows / 32)); the warps of a block (4,
 // 8 or 16, by the width) take pairs of groups in turn. The first weights are on their way before the input is there;
-// behind project_fp8_q_lora attention may start with all but the queries. Padding: zeros. Bound: the weights' bytes,
-// n * k, read once for every 32 rows.
+// behind project_fp8_q_lora attention may start with all but the queries. announce_fp8_o is project_fp8_o, and the rank
+// then announces, as announce_partial does, that its part is there (compiled, not yet run). Padding: zeros. Bound: the
+// weights' bytes, n * k, read once for every 32 rows.
 #include "contract.h"
 #include "launch.cuh"
 #include "load.cuh"
 #include "mma.cuh"
 #include "numeric.cuh"
+#include "peers.cuh"
 
 namespace dsuf {
 
@@ -92,7 +94,8 @@ struct Projection {
   const uint8_t *low, *high, *weight_scale;
   WeightPair<kGroups> weight[kAtOnce];
 
-  __device__ __forceinline__ Projection(const ProjectFp8& p, int first) {
+  template <class Params>
+  __device__ __forceinline__ Projection(const Params& p, int first) {
     const int lane = threadIdx.x % 32, last = p.n + p.second_n - 1;
     low = p.weight + int64_t(min(first + lane / 4, last)) * kWidth + lane % 4 * 16;
     high = p.weight + int64_t(min(first + lane / 4 + 8, last)) * kWidth + lane % 4 * 16;
@@ -109,7 +112,8 @@ struct Projection {
   }
 
   // The warp's part of the products with the eight rows from `row0` on, of which `live` are there in all.
-  __device__ __forceinline__ void add_rows(float (&total)[4], const ProjectFp8& p, int row0, int live, bool again) {
+  template <class Params>
+  __device__ __forceinline__ void add_rows(float (&total)[4], const Params& p, int row0, int live, bool again) {
     const int lane = threadIdx.x % 32, row = row0 + lane / 4, even = row0 + lane % 4 * 2;
     const uint8_t* x = row < live ? p.codes + int64_t(row) * kWidth + lane % 4 * 16 : nullptr;
     const uint8_t* even_scale = even < live ? p.scales + int64_t(even) * kGroups : nullptr;
@@ -128,8 +132,8 @@ struct Projection {
 };
 
 // With kHoldsNext the launch behind may count on all ahead of this one (launch.cuh).
-template <int kWidth, int kWarps, bool kHoldsNext = false>
-__device__ void project(const ProjectFp8& p) {
+template <int kWidth, int kWarps, bool kHoldsNext = false, class Params>
+__device__ void project(const Params& p) {
   const int first = blockIdx.x * 16, output = first + threadIdx.x / 8;
   Projection<kWidth, kWarps> projection(p, first);
   const int live = min(early_live(p.live), p.rows), stop = min(p.rows, int(blockIdx.y + 1) * 32);
@@ -162,6 +166,10 @@ extern "C" __global__ void __launch_bounds__(128) project_fp8_q_lora(const dsuf:
 }
 extern "C" __global__ void __launch_bounds__(256) project_fp8_o(const dsuf::ProjectFp8 p) {
   dsuf::project<DSUF_O_GROUPS * DSUF_O_LORA, 8>(p);
+}
+extern "C" __global__ void __launch_bounds__(256) announce_fp8_o(const dsuf::AnnounceFp8 p) {
+  dsuf::project<DSUF_O_GROUPS * DSUF_O_LORA, 8>(p);
+  dsuf::announce_as_last(p);
 }
 extern "C" __global__ void __launch_bounds__(256) project_fp8_engram(const dsuf::ProjectFp8 p) {
   dsuf::project<DSUF_ENGRAM_WIDTH, 8>(p);

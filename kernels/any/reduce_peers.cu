@@ -14,57 +14,16 @@
 // of it is read.
 // Grid: announce_partial one warp; reduce_peers (ceil(width / 1024), rows) blocks of 128, of which each thread adds
 // eight columns; gather_peers (ceil(width / 512), rows), a thread four columns of every part; gather_rows (any number, arrays * ranks), 256 threads.
-// Bound: the latency of a peer's memory, twice (the word, then the part).
+// Bound: the latency of a peer's memory, twice (the word, then the part). Decode's few rows are summed within what reads the
+// sum (expand_streams.cu), and announced by what makes the parts (combine_experts.cu, project_fp8.cu).
 #include "contract.h"
 #include "launch.cuh"
 #include "numeric.cuh"
+#include "peers.cuh"
 
 namespace dsuf {
 
-constexpr int kMostRanks = 8, kOnTheWay = 4;  // loads of a thread that are under way at the same time
-constexpr int32_t kGone = 1 << 30;  // so far ahead is the word of a rank that was given up
-
-__device__ __forceinline__ void store_release(int32_t* at, int32_t value) {
-  asm volatile("st.release.sys.global.s32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ int32_t load_acquire(const int32_t* at) {
-  int32_t value;
-  asm volatile("ld.acquire.sys.global.s32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-  return value;
-}
-
-__device__ __forceinline__ uint64_t clock_ns() {
-  uint64_t now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
-
-// Whether *word reaches `epoch` in time; epochs are compared as the counters that they are, which may wrap around.
-__device__ __forceinline__ bool wait_for(const int32_t* word, int32_t epoch, int32_t patience_us) {
-  const uint64_t deadline = clock_ns() + uint64_t(patience_us) * 1000;
-  int32_t ahead;
-  while ((ahead = int32_t(uint32_t(load_acquire(word)) - uint32_t(epoch))) < 0)
-    if (clock_ns() > deadline) {
-      *const_cast<int32_t*>(word) = int32_t(uint32_t(epoch) + kGone + kGone / 2);
-      return false;
-    }
-  return ahead < kGone;
-}
-
-// Whether all ranks are there; of all threads of a block, which know it together.
-template <class Params>
-__device__ __forceinline__ bool meet(const Params& p) {
-  __shared__ bool late;
-  if (threadIdx.x == 0) late = false;
-  __syncthreads();
-  if (threadIdx.x < p.ranks && !wait_for(p.arrived + threadIdx.x, *p.epoch, p.patience_us)) {
-    late = true;
-    *p.missing = int32_t(threadIdx.x) + 1;
-  }
-  __syncthreads();
-  return !late;
-}
+constexpr int kOnTheWay = 4;  // loads of a thread that are under way at the same time
 
 }  // namespace dsuf
 
@@ -83,27 +42,11 @@ extern "C" __global__ void __launch_bounds__(128) reduce_peers(const dsuf::Reduc
   await_inputs();
   const int64_t row = p.first + blockIdx.y, at = row * p.width + (blockIdx.x * 128 + threadIdx.x) * 8;
   const bool inside = (blockIdx.x * 128 + threadIdx.x) * 8 < p.width;
+  const Parts parts(p);
   const bool complete = meet(p);
   if (!inside) return;
   float sum[8] = {};
-  if (row < *p.live) {
-    uint4 part[kMostRanks];
-#pragma unroll
-    for (int r = 0; r < kMostRanks; ++r)
-      if (r < p.ranks)
-        part[r] = __ldcg(reinterpret_cast<const uint4*>(reinterpret_cast<const uint16_t*>(p.partials[r]) + at));
-#pragma unroll
-    for (int r = 0; r < kMostRanks; ++r) {
-      if (r >= p.ranks) break;
-      float x[8];
-      unpack_bf16x8(part[r], x);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum[i] = r == 0 ? x[i] : __fadd_rn(sum[i], x[i]);
-    }
-    if (!complete)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum[i] = __uint_as_float(0x7FC00000u);
-  }
+  if (row < *p.live) parts.add(at, complete, sum);
   *reinterpret_cast<uint4*>(p.out + at) = pack_bf16x8(sum);
 }
 

@@ -89,6 +89,42 @@ struct ExpandCollapse {
   int32_t rows;
 };
 
+struct SumExpand {
+  const int64_t* partials;  // [ranks] the address of every rank's part of the branch [rows, dim] BF16
+  const int32_t* arrived;   // as in ReducePeers, and so on
+  const int32_t* epoch;
+  int32_t* missing;
+  const uint16_t* streams;  // as in ExpandStreams, and so on
+  const float* post;
+  const float* comb;
+  uint16_t* out;
+  const int32_t* live;
+  int32_t rows;
+  int32_t ranks;
+  int32_t patience_us;
+};
+
+struct SumExpandCollapse {
+  const int64_t* partials;  // as in SumExpand, and so on
+  const int32_t* arrived;
+  const int32_t* epoch;
+  int32_t* missing;
+  const uint16_t* streams;  // as in ExpandCollapse, and so on
+  const float* post;
+  const float* comb;
+  uint16_t* out;
+  const float* pre;
+  const uint16_t* weight;
+  uint16_t* y;
+  uint8_t* codes;
+  uint8_t* scales;
+  uint16_t* meaning;
+  const int32_t* live;
+  int32_t rows;
+  int32_t ranks;
+  int32_t patience_us;
+};
+
 struct PlaceAngles {
   const int64_t* positions;  // [rows]
   const int64_t* group_positions;  // [rows]
@@ -140,6 +176,24 @@ struct ProjectFp8 {
   int32_t rows;
   int32_t n;
   int32_t second_n;
+};
+
+struct AnnounceFp8 {
+  const uint8_t* codes;     // as in ProjectFp8, and so on
+  const uint8_t* scales;
+  const uint8_t* weight;
+  const uint8_t* weight_scale;
+  uint16_t* out;            // this rank's part
+  uint16_t* second;
+  const int64_t* arrived;   // as in AnnouncePartial, and so on
+  int32_t* epoch;
+  int32_t* counter;         // [1] blocks that are done; zero before and behind
+  const int32_t* live;
+  int32_t rows;
+  int32_t n;
+  int32_t second_n;
+  int32_t rank;
+  int32_t ranks;
 };
 
 struct ProjectBf16 {
@@ -267,6 +321,20 @@ struct CombineExperts {
   const int32_t* live;
   int32_t rows;
   int32_t picks;
+};
+
+struct AnnounceExperts {
+  const uint16_t* routed;   // as in CombineExperts, and so on
+  const uint16_t* shared;
+  uint16_t* out;            // this rank's part
+  const int64_t* arrived;   // as in AnnouncePartial, and so on
+  int32_t* epoch;
+  int32_t* counter;         // [1] blocks that are done; zero before and behind
+  const int32_t* live;
+  int32_t rows;
+  int32_t picks;
+  int32_t rank;
+  int32_t ranks;
 };
 
 struct AttendSparse {

@@ -17,6 +17,7 @@ from dsuf.checkpoint.forms import RELEASED
 from dsuf.checkpoint.synthetic import EMBEDDED, write_synthetic
 from dsuf.checkpoint.vocabulary_cut import cut_tokenizer
 from dsuf.cuda import peers as module
+from dsuf.cuda import ranks as ranks_module
 from dsuf.cuda.arena import Array, read_array, write_array
 from dsuf.cuda.devices import count_devices, open_devices
 from dsuf.cuda.ends import enter_streams
@@ -27,7 +28,7 @@ from dsuf.cuda.launches import Pass
 from dsuf.cuda.machine import Machine, Setup, plan_sizes
 from dsuf.cuda.peers import CHOSEN
 from dsuf.cuda.rank_loader import load_ranks
-from dsuf.cuda.ranks import SUMMED, RankedKernels, plan_rank_regions
+from dsuf.cuda.ranks import ANNOUNCING, SUMMED, SUMMING, RankedKernels, plan_rank_regions
 from dsuf.cuda.step import StepShape, entries_of
 from dsuf.cuda.streams import Handle
 from dsuf.errors import DeviceError
@@ -98,8 +99,42 @@ def test_every_rank_has_its_own(
         order = [entry for entry in by_rank[1] if entry in ("rank_logits", "mask_logits", "gather_peers")]
         assert order[-3:] == ["gather_peers", "rank_logits", "mask_logits"]
     assert count["follow"] == choices + count.get("judge_drafts", 0)
-    assert count["reduce_peers"] == sum(count[entry] for entry in SUMMED)
+    assert not {*ANNOUNCING, *SUMMING} & set(count)
+    assert sum(count[entry] for entry in SUMMING.values()) == sum(count[entry] for entry in ANNOUNCING.values()) > 1
+    assert count["reduce_peers"] == count["project_fp8_engram"]
     assert count["announce_partial"] == count["gather_peers"] + count["reduce_peers"] + choices
+
+
+def test_many_rows_are_summed_by_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode passes of more rows than may wait within their expansion."""
+    machine, kernels, _ = make_paper(EMBEDDED, 2, monkeypatch)
+    monkeypatch.setattr(ranks_module, "MOST_ROWS_WITHIN", 5)
+    machine.decoder.queue(StepShape(2, 0, 1024), 7)
+    few = [entry for entry, _ in kernels.launches]
+    kernels.launches.clear()
+    machine.decoder.queue(StepShape(3, 1, 1024), 7)
+    many = [entry for entry, values in kernels.launches if values.get("rows") == 6]
+    assert not {*ANNOUNCING.values(), *SUMMING.values()} & set(many)
+    assert many.count("reduce_peers") == sum(many.count(entry) for entry in SUMMED) > few.count("reduce_peers")
+    assert {*ANNOUNCING.values(), *SUMMING.values()} <= set(few)
+
+
+def test_branches_are_read_where_their_parts_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a decode pass: all ranks have announced a branch before one adds it up, from the parts that they made last."""
+    machine, kernels, written = make_paper(EMBEDDED, 2, monkeypatch)
+    machine.decoder.queue(StepShape(2, 3, 1024), 7)
+    made: list[int] = []
+    for entry, values in kernels.launches:
+        if entry in ANNOUNCING.values():
+            rank, at = divmod(values["out"].pointer, STRIDE)
+            made = [*(made if rank else []), values["out"].pointer]
+            assert values["rank"] == rank and values["arrived"].pointer // STRIDE == rank and made[0] == at
+        elif entry in SUMMING.values():
+            table = values["partials"].pointer % STRIDE
+            base = max(start for start in written if start <= table)
+            row = (table - base) // values["partials"].bytes
+            assert list(written[base][row][:2]) == made and len(made) == 2
+            assert "branch" not in values and values["ranks"] == 2
 
 
 def test_nobody_reads_before_all_have_announced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +202,7 @@ def test_ranks_on_devices_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
             current = number
         else:
             assert (number, stream) == (current, 7 + current)
-    assert current == 0 and {number for number, entry, _ in log if entry == "reduce_peers"} == {0, 1}
+    assert current == 0 and {number for number, entry, _ in log if entry == "sum_expand_collapse"} == {0, 1}
 
 
 def test_a_missing_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dsuf.checkpoint.config import ModelConfig
-from dsuf.cuda import peers
+from dsuf.cuda import peers, ranks
 from dsuf.cuda import split as module
 from dsuf.cuda.arena import Array, Region
 from dsuf.cuda.engine import CudaEngine
@@ -16,8 +16,9 @@ from dsuf.cuda.group import rank_config
 from dsuf.cuda.machine import Machine, plan_sizes
 from dsuf.cuda.prefill import PassKind
 from dsuf.cuda.rank_loader import load_ranks
-from dsuf.cuda.ranks import SUMMED, RankedKernels, plan_rank_regions
+from dsuf.cuda.ranks import ANNOUNCING, SUMMED, SUMMING, RankedKernels, plan_rank_regions
 from dsuf.cuda.split import SMALLEST_SHARE, SPLIT, RowSplit, plan_split
+from dsuf.cuda.step import StepShape
 from dsuf.errors import DeviceError
 from tests.cuda.drive import generate, read_caches
 from tests.cuda.paper import PaperKernels
@@ -115,18 +116,17 @@ class Readers:
     def follow(self, entry: str, values: Mapping[str, Any]) -> None:
         """A launch, in the order of its rank; overwriting what others may still read is taken down."""
         rank = next(value.pointer for value in values.values() if isinstance(value, Array)) // STRIDE
-        if entry == "announce_partial":
-            self.announced[rank] += 1
-        elif entry in ("reduce_peers", "gather_rows"):
+        if entry in ("reduce_peers", "gather_rows", *SUMMING.values()):
             self.met[rank] = self.announced[rank]
-            tables = values["partials"].viewed("i64", 1, 8) if entry == "reduce_peers" else values["tables"]
+            tables = values["tables"] if entry == "gather_rows" else values["partials"].viewed("i64", 1, 8)
             for address in np.delete(self.symbols._table(tables)[:, : values["ranks"]], rank, axis=1).reshape(-1):
                 self.read_at[int(address)] = self.announced[rank]
         else:
-            fields = ("out",) if entry in SUMMED else SPLIT.get(entry, ())
+            fields = ("out",) if entry in (*SUMMED, *ANNOUNCING.values()) else SPLIT.get(entry, ())
             for address in (values[name].pointer for name in fields if isinstance(values[name], Array)):
                 if self.read_at.get(self._base(address), -1) >= self.met[rank]:
                     self.broken.append(f"{entry} of rank {rank}")
+        self.announced[rank] += entry in ("announce_partial", *ANNOUNCING.values())
 
     def _base(self, address: int) -> int:
         """Where the region begins in which that is."""
@@ -141,13 +141,31 @@ def test_nobody_writes_what_another_reads(divided: bool, monkeypatch: pytest.Mon
     machine.prefiller.split = split if divided else None
     for kind in ("encode", "encode", "forward", "forward", "encode"):
         machine.prefiller.queue(kind, 32, 1024, 0)
+    readers = read_along(machine, kernels, written)
+    assert not readers.broken and len(readers.read_at) > (8 if divided else 2)
+
+
+@pytest.mark.parametrize("most", [0, 32])
+def test_nobody_writes_what_another_adds_up(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same of decode steps, their branches added up by launches or within their expansions."""
+    monkeypatch.setattr(ranks, "MOST_ROWS_WITHIN", most)
+    machine, _, kernels, written = make_paper(CONFIGS["embedded"], 2, monkeypatch)
+    for drafts in (0, 3, 3, 0):
+        machine.decoder.queue(StepShape(2, drafts, 1024), 0)
+    readers = read_along(machine, kernels, written)
+    assert not readers.broken and len(readers.read_at) == 4
+    assert any(entry in SUMMING.values() for entry, _ in kernels.launches) == bool(most)
+
+
+def read_along(machine: Machine, kernels: PaperKernels, written: dict[int, NDArray[Any]]) -> Readers:
+    """Readers that have followed all launches."""
     regions = {machine.arena[region].pointer: machine.arena.regions[region] for region in machine.arena.regions}
     second = machine.arena["peers.0.parts"][1]
     regions[second.pointer] = Region("the second part", "u8", (second.bytes,), "workspaces")
     readers = Readers(Symbols(kernels.names, regions, written, STRIDE), 2)
     for entry, values in kernels.launches:
         readers.follow(entry, values)
-    assert not readers.broken and len(readers.read_at) > (8 if divided else 2)
+    return readers
 
 
 def test_every_rank_has_its_share(monkeypatch: pytest.MonkeyPatch) -> None:

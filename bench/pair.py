@@ -156,7 +156,7 @@ def list_parts(twins: Twins, args: argparse.Namespace) -> Iterator[Part]:
             yield partial(measure_prefill, twins, kind, rows, args.context)
     for rows in args.rows:
         step = Step(twins, rows, args.context, args.replays)
-        yield from (step.alone, step.together, step.apart, step.unwaiting, step.watched)
+        yield from (step.alone, step.together, step.apart, step.watched, step.unwaiting)
 
 
 def measure(parts: Iterable[Part], keep: Callable[[Row], None]) -> int:

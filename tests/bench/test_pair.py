@@ -66,14 +66,16 @@ def run(pair: Any, tmp_path: Path) -> tuple[int, list[dict[str, Any]]]:
 
 
 def test_all_parts(pair: Any, tmp_path: Path) -> None:
-    """A step four ways, waits and skew with unequal numbers of meetings, a pass of each kind three ways."""
+    """A step five ways, waits and skew with unequal numbers of meetings, a pass of each kind three ways."""
     code, rows = run(pair, tmp_path)
     assert code == 0 and all(row["gpus"] == 2 and row["median_ms"] > 0 for row in rows)
     by = [(row["what"], row["by"]) for row in rows]
     ways = ["alone", "together", "together, rows divided"]
     assert by[:6] == [(kind, way) for kind in ("encode", "forward") for way in ways]
-    assert [way for what, way in by[6:]] == ["alone", "together", "together, waits noted", "together, nobody waits"]
-    noted = rows[8]
+    assert [way for what, way in by[6:]] == [
+        "alone", "together", "together, sums launched", "together, waits noted", "together, nobody waits",
+    ]  # fmt: skip
+    noted = rows[9]
     assert noted["meetings"] > 20 and noted["waited_us"][1] > noted["waited_us"][0] > 0
 
 
@@ -81,4 +83,4 @@ def test_what_breaks_off_keeps_nothing_back(pair: Any, tmp_path: Path, monkeypat
     """Neither what came before nor what follows, and the exit code says so."""
     monkeypatch.setattr(prefill.Prefiller, "put_rows", lambda *values: arena.view_host(None))  # type: ignore[arg-type]
     code, rows = run(pair, tmp_path)
-    assert code == 1 and {row["what"] for row in rows} == {"step"} and len(rows) == 4
+    assert code == 1 and {row["what"] for row in rows} == {"step"} and len(rows) == 5

@@ -6,7 +6,7 @@
 //   announce_experts   and the rank announces, as announce_partial does, that its part of the branch is there
 //
 // Shapes: CombineExperts, AnnounceExperts. Grid: (ceil(dim / 256), rows), 256 threads. Padding: zeros, nothing of it is
-// read. Bound: bytes, 2 * (picks + 2) a channel. announce_experts is compiled, and has not run yet.
+// read. Bound: bytes, 2 * (picks + 2) a channel.
 #include "contract.h"
 #include "launch.cuh"
 #include "numeric.cuh"

@@ -12,7 +12,7 @@
 // (ceil(dim / 8 / 256), rows), 256 threads; the others (8, rows), a cluster of 8 blocks a row, 128 threads. Padding: zeros,
 // and nobody waits there; `meaning`, of which routed rows alone are read, stays as it is. Of a rank that does not come the
 // branch is NaN and `missing` says it, as in reduce_peers, whose bits these are. What depends on no other rank is loaded
-// before the wait. sum_expand and sum_expand_collapse are compiled, and have not run yet.
+// before the wait.
 // Bound: bytes, 4 * streams + 2 a channel (5 with the input); at decode sizes the launch, with ranks the latency of a
 // peer's memory, twice.
 #include "collapse.cuh"

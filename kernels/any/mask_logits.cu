@@ -13,8 +13,6 @@
 // ask_masks one block of 1024, await_masks of 32; mask_logits (ceil(words / 256), batch * (block + 1)) of 64, a warp for
 // 128 words. Padding: untouched. Bound: the host's answer; then the requests that read masks over its link, so a lane reads
 // 16 bytes at once, and one of a warp whether there is a mask at all.
-//
-// Not yet run: mask_logits in this form was emulated on a CPU and compiled; before, with 4 bytes a lane, it ran on an H200.
 #include "contract.h"
 #include "launch.cuh"
 

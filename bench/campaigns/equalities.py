@@ -29,7 +29,7 @@ from dsuf.cuda.machine import Machine, Setup
 from dsuf.cuda.rank_loader import load_ranks
 from tests.cuda.drive import generate, read_caches
 
-SETUP = Setup(context_tokens=4096, max_turns=8)
+CONTEXT_TOKENS = 4096
 PLAIN_PROMPTS = 2
 """Prompts that are answered kernel by kernel, which takes long."""
 
@@ -106,15 +106,16 @@ def compare_ways(
 
 def measure(model: Path, prompts: Prompts, tokens: int, ranks: Sequence[int]) -> tuple[list[Row], str]:
     """All rows, and the device."""
-    engine = CudaEngine(Machine.load(model, SETUP), "weights", "exact")
+    setup = Setup(context_tokens=CONTEXT_TOKENS, max_turns=len(prompts))
+    engine = CudaEngine(Machine.load(model, setup), "weights", "exact")
     first, device = say(engine, prompts, tokens, WAYS[0]), engine.facts.device
     rows = list(compare_ways(engine, prompts, tokens, first))
     asyncio.run(engine.close())
-    pinned = CudaEngine(Machine.load(model, msgspec.structs.replace(SETUP, engram_on_host=True)), "weights", "exact")
+    pinned = CudaEngine(Machine.load(model, msgspec.structs.replace(setup, engram_on_host=True)), "weights", "exact")
     rows.append(compare("Engram tables pinned", say(pinned, prompts, tokens, WAYS[0]), first))
     asyncio.run(pinned.close())
     for count in ranks:
-        split = CudaEngine(load_ranks(model, SETUP, count, streams=8), "weights", "exact")
+        split = CudaEngine(load_ranks(model, setup, count, streams=8), "weights", "exact")
         own = say(split, prompts, tokens, WAYS[0])
         rows.append(compare(f"{count} ranks", own, first))
         found = compare_ways(split, prompts, tokens, own, WAYS[1:3])

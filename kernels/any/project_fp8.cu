@@ -9,8 +9,8 @@
 // result depends on nothing but its input. Grid: (ceil((n + second_n) / 16), ceil(rows / 32)); the warps of a block (4,
 // 8 or 16, by the width) take pairs of groups in turn. The first weights are on their way before the input is there;
 // behind project_fp8_q_lora attention may start with all but the queries. announce_fp8_o is project_fp8_o, and the rank
-// then announces, as announce_partial does, that its part is there (compiled, not yet run). Padding: zeros. Bound: the
-// weights' bytes, n * k, read once for every 32 rows.
+// then announces, as announce_partial does, that its part is there. Padding: zeros. Bound: the weights' bytes, n * k, read
+// once for every 32 rows.
 #include "contract.h"
 #include "launch.cuh"
 #include "load.cuh"

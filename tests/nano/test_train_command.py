@@ -29,3 +29,10 @@ def test_says_what_is_missing(tmp_path: Path, bare: bool, missing: str) -> None:
     assert told.stderr.startswith("train-nano: missing: ") and missing in told.stderr
     assert len(told.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_help_needs_nothing(tmp_path: Path) -> None:
+    """What the program is for is told by any machine."""
+    env = os.environ | {"DSUF_TORCH_PYTHON": str(tmp_path / "none")}
+    told = subprocess.run([COMMAND, "--help"], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert told.returncode == 0 and not told.stderr and "bin/train-nano FILE --out DIR" in told.stdout

@@ -71,7 +71,7 @@ def test_needle(page: Any) -> None:
 
 @pytest.mark.parametrize("button", ["Remember this", "Read a file"])
 def test_two_rounds(page: Any, button: str) -> None:
-    """A file is read with thinking, so replies are drawn: in one of three tries the first round's value is in the last."""
+    """Drawn replies, where the button asks for thinking: in one of three tries the last has the first round's value."""
     for _ in range(3):
         page.get_by_role("button", name="New chat").click()
         press(page, button, rounds=2)

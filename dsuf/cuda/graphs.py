@@ -2,6 +2,9 @@
 
 Where ranks have GPUs of their own, a shape is a graph on each of them. They are launched one after the other, and none
 knows of the others: what they share is the memory in which ranks meet.
+
+Launches are captured on streams that are for nothing else: whoever waits for earlier work asks its stream how that
+goes, meanwhile and on another thread, and a stream that captures must not be asked.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -9,7 +12,7 @@ from typing import Any
 
 from dsuf.cuda.driver import api as driver
 from dsuf.cuda.driver import call
-from dsuf.cuda.streams import Usable, all_handles
+from dsuf.cuda.streams import Stream, Usable, all_handles
 
 Queue = Callable[[int], None]
 """Queues some launches on the stream with this handle."""
@@ -21,12 +24,16 @@ class Graphs:
     def __init__(self, *, captures: bool = True, devices: Sequence[Usable] = ()) -> None:
         self.captures, self._devices = captures, devices
         self._graphs: dict[Hashable, list[Any]] = {}
+        self._capturing: dict[int, Stream] = {}
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     def run(self, shape: Hashable, queue: Queue, stream: int) -> None:
-        """Queue on `stream` what `queue` queues; what is captured for `shape` already is replayed."""
+        """Queue on `stream` what `queue` queues; what is captured for `shape` already is replayed.
+
+        `queue` is given a stream of the same priority if it is captured.
+        """
         if not self.captures:
             queue(stream)
             return
@@ -39,13 +46,23 @@ class Graphs:
     def prepare(self, shape: Hashable, queue: Queue, stream: int) -> None:
         """Capture what `queue` queues for `shape`, unless it is there already; nothing runs."""
         if self.captures and shape not in self._graphs:
-            self._graphs[shape] = [self._instantiate(i, graph) for i, graph in enumerate(self._capture(queue, stream))]
+            found = self._capture(queue, self._twin(stream).handle)
+            self._graphs[shape] = [self._instantiate(i, graph) for i, graph in enumerate(found)]
 
     def close(self) -> None:
         """Free all graphs; none is running."""
         graphs, self._graphs = self._graphs, {}
+        capturing, self._capturing = self._capturing, {}
+        for stream in capturing.values():
+            stream.close()
         for graph in (graph for each in graphs.values() for graph in each):
             call(driver.cuGraphExecDestroy(graph))
+
+    def _twin(self, stream: int) -> Stream:
+        """Where launches for `stream` are captured: kernels of a graph have the priority of that stream."""
+        if stream not in self._capturing:
+            self._capturing[stream] = Stream(call(driver.cuStreamGetPriority(stream)), self._devices)
+        return self._capturing[stream]
 
     def _capture(self, queue: Queue, stream: int) -> list[Any]:
         """The graph of what `queue` queues on each GPU's part of `stream`; nothing of it runs."""

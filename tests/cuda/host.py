@@ -23,6 +23,7 @@ from dsuf.cuda.results import RECORD_HEAD, RESULT_STEPS
 
 SUCCESS = SimpleNamespace(name="CUDA_SUCCESS")
 NOT_READY = SimpleNamespace(name="CUDA_ERROR_NOT_READY")
+CAPTURING = SimpleNamespace(name="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
 GONE = SimpleNamespace(name="CUDA_ERROR_INVALID_HANDLE")
 
 
@@ -40,6 +41,8 @@ class HostDriver:
         self.alive: set[int] = set()
         self.memory: dict[int, Any] = {}
         self.told: list[tuple[str, int]] = []
+        self.capturing: set[int] = set()
+        self.priorities: dict[int, int] = {}
         self._next = 100
 
     def _new(self) -> tuple[Any, int]:
@@ -56,7 +59,12 @@ class HostDriver:
         return outcome
 
     def cuStreamCreateWithPriority(self, flags: int, priority: int) -> tuple[Any, int]:
-        return self._new()
+        status, stream = self._new()
+        self.priorities[stream] = priority
+        return status, stream
+
+    def cuStreamGetPriority(self, stream: int) -> tuple[Any, int]:
+        return SUCCESS, self.priorities[stream]
 
     def cuEventCreate(self, flags: int) -> tuple[Any, int]:
         return self._new()
@@ -71,7 +79,7 @@ class HostDriver:
         return self._check(stream)
 
     def cuStreamQuery(self, stream: int) -> tuple[Any]:
-        return self._check(stream)
+        return (CAPTURING,) if stream in self.capturing else self._check(stream)
 
     def cuEventQuery(self, event: int) -> tuple[Any]:
         return self._check(event)
@@ -87,10 +95,12 @@ class HostDriver:
 
     def cuStreamBeginCapture(self, stream: int, mode: int) -> tuple[Any]:
         self.told.append(("begin", stream))
+        self.capturing.add(stream)
         return self._check(stream)
 
     def cuStreamEndCapture(self, stream: int) -> tuple[Any, int]:
         self.told.append(("end", stream))
+        self.capturing.remove(stream)
         return self._new()
 
     def cuGraphInstantiate(self, graph: int, flags: int) -> tuple[Any, int]:

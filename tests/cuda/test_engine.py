@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dsuf.cuda import streams
 from dsuf.cuda.arena import Array, read_array, write_array
 from dsuf.cuda.ends import enter_streams as enter_on_device
 from dsuf.cuda.engine import CudaEngine
@@ -87,17 +88,17 @@ def test_layers_with_the_reference_s_input(machine: Machine, reference: Model) -
     )
     machine.model.place(todo)
     enter_on_device(todo, machine.arena)
-    streams, pre = enter_streams(reference.embedding[ids], config.hc_mult)
+    entered, pre = enter_streams(reference.embedding[ids], config.hc_mult)
     assert not row_errors(
-        read_array(prefiller.work["streams"]).view(ml_dtypes.bfloat16).astype(np.float32), streams
+        read_array(prefiller.work["streams"]).view(ml_dtypes.bfloat16).astype(np.float32), entered
     ).any()
     for layer in range(config.n_layers):
-        put_streams(machine, streams, pre)
+        put_streams(machine, entered, pre)
         machine.model.run_layer(todo, layer)
         if layer in reference.engrams:
-            streams = reference.engrams[layer].forward(streams, reference._table_rows(layer, batch))
+            entered = reference.engrams[layer].forward(entered, reference._table_rows(layer, batch))
         theirs = ForcedChoices({})
-        streams, pre = reference.layers[layer].forward(streams, pre, batch, theirs)
+        entered, pre = reference.layers[layer].forward(entered, pre, batch, theirs)
         picks = watcher.seen[f"layers.{layer}.ffn.router_indices"].ravel()[: rows * config.n_activated_experts]
         routed = picks.reshape(rows, -1) == theirs.seen[f"layers.{layer}.ffn.router_indices"]
         assert routed.all(axis=1).mean() >= 0.97
@@ -154,6 +155,18 @@ def test_drafts_batches_and_steps_ahead(exact: CudaEngine, prompts: list[NDArray
     for drafts in (0, 1, 2, 5):
         for ahead in (0, 1, 4):
             assert generate(exact, prompts, 48, drafts=drafts, ahead=ahead) == alone, (drafts, ahead)
+
+
+def test_a_step_is_asked_for_while_the_next_shape_is_captured(
+    exact: CudaEngine, machine: Machine, prompts: list[NDArray[np.int64]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that has captured nothing yet takes nothing for a failure, however often it looks."""
+    expected = generate(exact, prompts, 24, drafts=5)
+    monkeypatch.setattr(streams, "FIRST_PATIENCE", -1.0)
+    monkeypatch.setattr(streams, "RARE_POLL_S", 0.0)
+    for chunk in (33, 128):
+        engine = CudaEngine(machine, "weights", "exact")
+        assert generate(engine, prompts, 24, drafts=5, chunk=chunk, ahead=6) == expected
 
 
 def test_sampled(exact: CudaEngine, prompts: list[NDArray[np.int64]]) -> None:

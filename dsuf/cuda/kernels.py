@@ -85,7 +85,7 @@ class Kernels:
             return
         argument = (ctypes.c_void_p * 1)(ctypes.addressof(packed))
         config = self._geometry(kernel, columns, rows, names, stream)
-        _call(driver.cuLaunchKernelEx(config, self._functions[entry], ctypes.addressof(argument), 0))
+        _call(driver.cuLaunchKernelEx(config, self._functions[kernel.pick_entry(names)], ctypes.addressof(argument), 0))
 
     def _geometry(self, kernel: Kernel, columns: int, rows: int, names: Mapping[str, int], stream: int) -> Any:
         """The launch's geometry, and that it may begin before the launch ahead of it on its stream has ended."""

@@ -9,11 +9,15 @@ from dsuf.cuda.contract import Params
 Names = Mapping[str, int]
 Grid = Callable[[Names], tuple[int, int]]
 
+MANY_ROWS = 32
+"""From so many rows on an entry that holds more of them at once is the faster one (kernels/README.md)."""
+
 
 class Kernel(NamedTuple):
     """An entry of a source: its parameters, threads a block, and grid and shared bytes from fields and sizes.
 
-    `aliases` gives the shapes' `k` for an entry that is compiled for one contraction width.
+    `aliases` gives the shapes' `k` for an entry that is compiled for one contraction width. `many` names the entry that
+    serves `MANY_ROWS` rows and more in its place, with the same parameters, geometry and results.
     """
 
     entry: str
@@ -23,6 +27,11 @@ class Kernel(NamedTuple):
     grid: Grid
     aliases: Mapping[str, str] = {}
     shared_bytes: Callable[[Names], int] = lambda n: 0
+    many: str = ""
+
+    def pick_entry(self, names: Names) -> str:
+        """The entry for a launch with these fields."""
+        return self.many if self.many and names["rows"] >= MANY_ROWS else self.entry
 
     def names(self, sizes: Names) -> dict[str, int]:
         """`sizes` with this entry's own name for its contraction width."""
@@ -96,8 +105,11 @@ def _projections() -> list[Kernel]:
     }  # fmt: skip
     return [
         *(
-            Kernel(f"project_fp8_{name}", "project_fp8", contract.PROJECT_FP8, 32 * warps, _wide_tiles, {"k": width})
-            for name, (width, warps) in fp8.items()
+            Kernel(
+                f"project_fp8_{name}{ending}", "project_fp8", contract.PROJECT_FP8, 32 * warps, _wide_tiles,
+                {"k": width}, many="" if ending else f"project_fp8_{name}_many",
+            )
+            for name, (width, warps) in fp8.items() for ending in ("", "_many")
         ),
         Kernel("announce_fp8_o", "project_fp8", contract.ANNOUNCE_FP8, 256, _wide_tiles, {"k": "o_width"}),
         *(

@@ -41,12 +41,11 @@ __device__ __forceinline__ void serve(const ExpertsUp& p, const Tile& tile, Pair
 #pragma unroll
   for (int i = 0; i < kTiles; ++i)
     x[i] = reinterpret_cast<const uint4*>(p.x + int64_t(pairs.pair[i * 8 + lane / 4] / p.picks) * DSUF_DIM) + lane % 4;
-  // The quad's part of the pair's row, while weights are on their way.
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i)
+  // The quad's part of the pair's row, while weights are on their way; of more rows there would be too many at once.
+  if constexpr (kTiles == 1)
     for (int t = 0; t < Tile::kTurns; t += 2)
       if (const int chunk = warp % kSplit * Tile::kTurns + t + lane % 4 / 2; chunk < Tile::kChunks)
-        touch(x[i] + chunk * 16 + lane % 2 * 8 - lane % 4);
+        touch(x[0] + chunk * 16 + lane % 2 * 8 - lane % 4);
   await_batches(Tile::kBatches - 1);
   __syncthreads();
   float total[kTiles][4] = {};

@@ -7,7 +7,8 @@
 // row, so that four lanes have two groups: each group is a product in which the other's lanes hold zeros, and that
 // float32 tensor-core sum of exact products is scaled and added in a fixed order per warp, then warp by warp. A row's
 // result depends on nothing but its input. Grid: (ceil((n + second_n) / 16), ceil(rows / 32)); the warps of a block (4,
-// 8 or 16, by the width) take pairs of groups in turn. The first weights are on their way before the input is there;
+// 8 or 16, by the width) take pairs of groups in turn. Entries with `_many` serve many rows: each weight is decoded
+// once for a block's 32 rows, with the same sums. The first weights are on their way before the input is there;
 // behind project_fp8_q_lora attention may start with all but the queries. announce_fp8_o is project_fp8_o, and the rank
 // then announces, as announce_partial does, that its part is there. Padding: zeros. Bound: the weights' bytes, n * k, read
 // once for every 32 rows.
@@ -61,19 +62,33 @@ struct RowPair {
   }
 };
 
+// Weights in FP16, four registers of a product for every four of the sixteen values of two outputs.
+struct DecodedPair {
+  uint32_t a[4][4];
+
+  template <int kGroups>
+  __device__ __forceinline__ explicit DecodedPair(const WeightPair<kGroups>& w) {
+    const uint32_t low[4] = {w.low.x, w.low.y, w.low.z, w.low.w}, high[4] = {w.high.x, w.high.y, w.high.z, w.high.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t x = stay(low[j]), y = stay(high[j]);
+      a[j][0] = decode_e4m3x2(x), a[j][1] = decode_e4m3x2(y);
+      a[j][2] = decode_e4m3x2(x >> 16), a[j][3] = decode_e4m3x2(y >> 16);
+    }
+  }
+};
+
 template <int kGroups>
-__device__ __forceinline__ void add_pair(float (&total)[4], const WeightPair<kGroups>& w, const RowPair<kGroups>& r) {
-  const uint32_t low[4] = {w.low.x, w.low.y, w.low.z, w.low.w}, high[4] = {w.high.x, w.high.y, w.high.z, w.high.w};
+__device__ __forceinline__ void add_pair(float (&total)[4], const WeightPair<kGroups>& w, const DecodedPair& d,
+                                         const RowPair<kGroups>& r) {
   const uint32_t v[4] = {r.x.x, r.x.y, r.x.z, r.x.w};
   const bool second = threadIdx.x % 4 >= 2;
   float c[2][4] = {};
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const uint32_t a = stay(low[j]), b = stay(high[j]);
-    const uint32_t a0 = decode_e4m3x2(a), a1 = decode_e4m3x2(b), a2 = decode_e4m3x2(a >> 16);
-    const uint32_t a3 = decode_e4m3x2(b >> 16), b0 = decode_e4m3x2(v[j]), b1 = decode_e4m3x2(v[j] >> 16);
-    mma_f16(c[0], a0, a1, a2, a3, second ? 0 : b0, second ? 0 : b1);
-    mma_f16(c[1], a0, a1, a2, a3, second ? b0 : 0, second ? b1 : 0);
+    const uint32_t b0 = decode_e4m3x2(v[j]), b1 = decode_e4m3x2(v[j] >> 16);
+    mma_f16(c[0], d.a[j][0], d.a[j][1], d.a[j][2], d.a[j][3], second ? 0 : b0, second ? 0 : b1);
+    mma_f16(c[1], d.a[j][0], d.a[j][1], d.a[j][2], d.a[j][3], second ? b0 : 0, second ? b1 : 0);
   }
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
@@ -111,49 +126,106 @@ struct Projection {
       if (pair_of(turn + i) < kPairs) weight[i].load(low, high, weight_scale, pair_of(turn + i));
   }
 
-  // The warp's part of the products with the eight rows from `row0` on, of which `live` are there in all.
+  // What a lane reads of the eight rows from `row0` on, of which `live` are there in all.
+  struct Rows {
+    const uint8_t *x, *even_scale, *odd_scale;
+
+    template <class Params>
+    __device__ __forceinline__ Rows(const Params& p, int row0, int live) {
+      const int lane = threadIdx.x % 32, row = row0 + lane / 4, even = row0 + lane % 4 * 2;
+      x = row < live ? p.codes + int64_t(row) * kWidth + lane % 4 * 16 : nullptr;
+      even_scale = even < live ? p.scales + int64_t(even) * kGroups : nullptr;
+      odd_scale = even + 1 < live ? p.scales + int64_t(even + 1) * kGroups : nullptr;
+    }
+    __device__ __forceinline__ void load(RowPair<kGroups>& to, int pair) const {
+      to.load(x, even_scale, odd_scale, pair);
+    }
+  };
+
+  // The warp's part of the products with up to eight rows.
   template <class Params>
   __device__ __forceinline__ void add_rows(float (&total)[4], const Params& p, int row0, int live, bool again) {
-    const int lane = threadIdx.x % 32, row = row0 + lane / 4, even = row0 + lane % 4 * 2;
-    const uint8_t* x = row < live ? p.codes + int64_t(row) * kWidth + lane % 4 * 16 : nullptr;
-    const uint8_t* even_scale = even < live ? p.scales + int64_t(even) * kGroups : nullptr;
-    const uint8_t* odd_scale = even + 1 < live ? p.scales + int64_t(even + 1) * kGroups : nullptr;
+    const Rows from(p, row0, live);
     for (int turn = 0; turn < kTurns; turn += kAtOnce) {
       if (kTurns > kAtOnce && (again || turn)) load(turn);
       RowPair<kGroups> rows[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
-        if (pair_of(turn + i) < kPairs) rows[i].load(x, even_scale, odd_scale, pair_of(turn + i));
+        if (pair_of(turn + i) < kPairs) from.load(rows[i], pair_of(turn + i));
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
-        if (pair_of(turn + i) < kPairs) add_pair(total, weight[i], rows[i]);
+        if (pair_of(turn + i) < kPairs) add_pair(total, weight[i], DecodedPair(weight[i]), rows[i]);
+    }
+  }
+
+  // The same with up to 32 rows, for which a weight is decoded once; every row's sum is the same.
+  template <class Params>
+  __device__ __forceinline__ void add_many(float (&total)[4][4], const Params& p, int row0, int live) {
+    const Rows from[4] = {{p, row0, live}, {p, row0 + 8, live}, {p, row0 + 16, live}, {p, row0 + 24, live}};
+    for (int turn = 0; turn < kTurns; turn += kAtOnce) {
+      if (kTurns > kAtOnce && turn) load(turn);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (pair_of(turn + i) >= kPairs) break;
+        RowPair<kGroups> rows[4];
+#pragma unroll
+        for (int tile = 0; tile < 4; ++tile) from[tile].load(rows[tile], pair_of(turn + i));
+        const DecodedPair decoded(weight[i]);
+#pragma unroll
+        for (int tile = 0; tile < 4; ++tile)
+          if (row0 + tile * 8 < live) add_pair(total[tile], weight[i], decoded, rows[tile]);
+      }
     }
   }
 };
 
+// What the warps have of up to eight rows from `row0` on, added up in their order and written.
+template <int kWarps, class Params>
+__device__ __forceinline__ void store_rows(const Params& p, const float (&total)[4], int row0, int live) {
+  const int output = blockIdx.x * 16 + threadIdx.x / 8, to = row0 + threadIdx.x % 8;
+  const float sum = sum_tiles<kWarps>(total);
+  if (threadIdx.x >= 128 || to >= p.rows) return;
+  const uint16_t rounded = to < live ? bf16_bits(sum) : 0;
+  if (output < p.n) {
+    p.out[int64_t(to) * p.n + output] = rounded;
+  } else if (output < p.n + p.second_n) {
+    p.second[int64_t(to) * p.second_n + output - p.n] = rounded;
+  }
+}
+
 // With kHoldsNext the launch behind may count on all ahead of this one (launch.cuh).
-template <int kWidth, int kWarps, bool kHoldsNext = false, class Params>
-__device__ void project(const Params& p) {
-  const int first = blockIdx.x * 16, output = first + threadIdx.x / 8;
-  Projection<kWidth, kWarps> projection(p, first);
-  const int live = min(early_live(p.live), p.rows), stop = min(p.rows, int(blockIdx.y + 1) * 32);
+template <bool kHoldsNext>
+__device__ __forceinline__ void await_rows() {
   if constexpr (kHoldsNext)
     await_inputs_first();
   else
     await_inputs();
+}
+
+// At most 32 rows a block, eight at a time.
+template <int kWidth, int kWarps, bool kHoldsNext = false, class Params>
+__device__ void project(const Params& p) {
+  Projection<kWidth, kWarps> projection(p, blockIdx.x * 16);
+  const int live = min(early_live(p.live), p.rows), stop = min(p.rows, int(blockIdx.y + 1) * 32);
+  await_rows<kHoldsNext>();
   for (int row0 = blockIdx.y * 32; row0 < stop; row0 += 8) {
     float total[4] = {};
     if (row0 < live) projection.add_rows(total, p, row0, live, row0 > int(blockIdx.y) * 32);
-    const float sum = sum_tiles<kWarps>(total);
-    const int to = row0 + threadIdx.x % 8;
-    if (threadIdx.x >= 128 || to >= p.rows) continue;
-    const uint16_t rounded = to < live ? bf16_bits(sum) : 0;
-    if (output < p.n) {
-      p.out[int64_t(to) * p.n + output] = rounded;
-    } else if (output < p.n + p.second_n) {
-      p.second[int64_t(to) * p.second_n + output - p.n] = rounded;
-    }
+    store_rows<kWarps>(p, total, row0, live);
   }
+}
+
+// The same at once: the weights of a block are loaded and decoded once for all its rows.
+template <int kWidth, int kWarps, bool kHoldsNext = false, class Params>
+__device__ void project_many(const Params& p) {
+  Projection<kWidth, kWarps> projection(p, blockIdx.x * 16);
+  const int live = min(early_live(p.live), p.rows), first = blockIdx.y * 32;
+  await_rows<kHoldsNext>();
+  float total[4][4] = {};
+  if (first < live) projection.add_many(total, p, first, live);
+#pragma unroll
+  for (int tile = 0; tile < 4; ++tile)
+    if (first + tile * 8 < p.rows) store_rows<kWarps>(p, total[tile], first + tile * 8, live);
 }
 
 }  // namespace dsuf
@@ -176,4 +248,19 @@ extern "C" __global__ void __launch_bounds__(256) project_fp8_engram(const dsuf:
 }
 extern "C" __global__ void __launch_bounds__(256) project_fp8_taps(const dsuf::ProjectFp8 p) {
   dsuf::project<DSUF_TAPS * DSUF_DIM, 8>(p);
+}
+extern "C" __global__ void __launch_bounds__(512) project_fp8_dim_many(const dsuf::ProjectFp8 p) {
+  dsuf::project_many<DSUF_DIM, 16>(p);
+}
+extern "C" __global__ void __launch_bounds__(128, 4) project_fp8_q_lora_many(const dsuf::ProjectFp8 p) {
+  dsuf::project_many<DSUF_Q_LORA, 4, true>(p);
+}
+extern "C" __global__ void __launch_bounds__(256, 2) project_fp8_o_many(const dsuf::ProjectFp8 p) {
+  dsuf::project_many<DSUF_O_GROUPS * DSUF_O_LORA, 8>(p);
+}
+extern "C" __global__ void __launch_bounds__(256, 2) project_fp8_engram_many(const dsuf::ProjectFp8 p) {
+  dsuf::project_many<DSUF_ENGRAM_WIDTH, 8>(p);
+}
+extern "C" __global__ void __launch_bounds__(256, 2) project_fp8_taps_many(const dsuf::ProjectFp8 p) {
+  dsuf::project_many<DSUF_TAPS * DSUF_DIM, 8>(p);
 }

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dsuf.cuda.table import KERNELS, expert_split
+from dsuf.cuda.table import KERNELS, MANY_ROWS, expert_split
 from dsuf.cuda.toolchain import FOLDER
 
 RULE = re.search(r"constexpr int kSplitOf =([^;]+);", (FOLDER / "include" / "experts.cuh").read_text())
@@ -33,3 +33,16 @@ def test_grids_cover_all_outputs(dim: int, inter: int) -> None:
         each = tile * (8 // split) * (int(EACH[1]) if entry == "experts_down" and split == 1 else 1)
         assert rows == 2 + 3
         assert (columns - 1) * each < outputs <= columns * each
+
+
+def test_entries_for_many_rows() -> None:
+    """Such an entry takes the place of another one, with the same parameters and geometry."""
+    stand_ins = {kernel.many: kernel for kernel in KERNELS.values() if kernel.many}
+    assert stand_ins
+    for entry, kernel in stand_ins.items():
+        many = KERNELS[entry]
+        assert (many.source, many.params, many.threads, many.grid) == kernel[1:5]
+        assert (many.aliases, many.many) == (kernel.aliases, "")
+        rows = range(MANY_ROWS - 2, MANY_ROWS + 2)
+        assert [kernel.pick_entry({"rows": n}) for n in rows] == [kernel.entry] * 2 + [entry] * 2
+        assert {many.pick_entry({"rows": n}) for n in rows} == {entry}

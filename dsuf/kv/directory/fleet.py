@@ -1,11 +1,12 @@
 """The directory of a node in a fleet: what it tells, what it hears, and what it finds there."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from dsuf.kv.arena import Arena
 from dsuf.kv.directory.announcer import Announcer
-from dsuf.kv.directory.board import Board
+from dsuf.kv.directory.board import Board, BoardFailed
 from dsuf.kv.directory.book import Book
 from dsuf.kv.directory.contract import Candidate, Health, Member
 from dsuf.kv.directory.news import name_of
@@ -42,9 +43,8 @@ class FleetDirectory:
     async def start(self) -> None:
         """Take part. Returns when the fleet is known and knows this node, or after a short time: it goes on then."""
         assert not self._tasks, "started before"
-        self._tasks = [asyncio.create_task(self._announcer.run()), asyncio.create_task(self._reader.run())]
-        for task in self._tasks:
-            task.add_done_callback(_tell_end)
+        work = ((self._announcer.run, self._writing), (self._reader.run, self._reading))
+        self._tasks = [asyncio.create_task(_keep_on(run, trouble)) for run, trouble in work]
         try:
             async with asyncio.timeout(self._pace.start_s):
                 await self._announcer.told.wait()
@@ -121,7 +121,14 @@ async def _stop(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _tell_end(task: asyncio.Task[None]) -> None:
-    """A task of the directory ended; it must not, unless it was cancelled."""
-    if not task.cancelled() and (error := task.exception()) is not None:
+async def _keep_on(run: Callable[[], Coroutine[Any, Any, None]], trouble: Trouble) -> None:
+    """`run` until cancelled: should it end of itself, by a fault of ours, a node must not be without it for ever."""
+    while True:
+        task = asyncio.create_task(run())
+        try:
+            await asyncio.wait([task])
+        finally:
+            await _stop([task])
+        error = None if task.cancelled() else task.exception()
         log_event("directory stopped", level="error", error=error)
+        await asyncio.sleep(trouble.fail(BoardFailed(f"stopped by {type(error or asyncio.CancelledError()).__name__}")))

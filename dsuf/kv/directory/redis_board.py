@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
-from redis.exceptions import RedisClusterException, RedisError
 
 from dsuf.kv.directory.address import RedisAddress
 from dsuf.kv.directory.board import BoardFailed, Post, Record
@@ -168,7 +167,10 @@ class RedisBoard:
             await self.ask(self._client.close())
 
     async def ask(self, call: Awaitable[Any], more_s: float = 0.0) -> Any:
-        """What `call` gives; raises `BoardFailed` where that is an error, or took longer than `call_s` and `more_s`."""
+        """What `call` gives; raises `BoardFailed` where that is an error, or took longer than `call_s` and `more_s`.
+
+        Whatever the library raises while Redis goes and comes is such an error: who asks must go on.
+        """
         task = asyncio.current_task()
         assert task is not None
         cancels = task.cancelling()
@@ -177,7 +179,12 @@ class RedisBoard:
                 return await call
         except TimeoutError as error:
             raise BoardFailed(f"{self.shown}: no answer within {self.call_s + more_s:g} s") from error
-        except (RedisError, RedisClusterException, OSError) as error:
+        except asyncio.CancelledError as error:
+            if task.cancelling() > cancels:
+                raise
+            # Something within the library was cancelled, and not who asked.
+            raise BoardFailed(f"{self.shown}: the call was given up") from error
+        except Exception as error:
             raise BoardFailed(f"{self.shown}: {_describe(error)}") from error
         finally:
             # `asyncio.wait_for`, which the library uses, loses a cancellation up to Python 3.11 where what it waits for

@@ -240,6 +240,34 @@ async def test_more_changes_than_may_wait_become_one_reading(make: Make, redis: 
     assert len(b.known(a)) == 120
 
 
+@pytest.mark.parametrize("error", [RuntimeError("a fault of ours"), asyncio.CancelledError()])
+@pytest.mark.parametrize("call", ["post", "subscribe"])
+async def test_what_ends_by_a_fault_of_ours_goes_on(
+    make: Make, redis: MemoryRedis, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException
+) -> None:
+    """Telling and hearing are begun again, and the node says meanwhile that something is wrong."""
+    a, b = make("a"), make("b")
+    await start(a, b)
+    real, failed = getattr(a.board, call), list[BaseException]()
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        if not failed:
+            failed.append(error)
+            raise error
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(a.board, call, fail)
+    if call == "subscribe":
+        redis.down = True
+        await until(lambda: a.directory.health().trouble)
+        redis.down = False
+    a.keep(range(20))
+    b.keep(range(50, 90))
+    await until(lambda: failed and a.directory.health() == Health())
+    await until(lambda: agree(a, b))
+    assert b.lengths(range(50)) == {"a": 20}
+
+
 async def test_a_start_without_a_board_does_not_wait_for_ever(make: Make, redis: MemoryRedis) -> None:
     a = make("a", pace=msgspec.structs.replace(PACE, start_s=0.1))
     redis.down = True

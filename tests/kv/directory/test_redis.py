@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from redis.exceptions import RedisError
 
 from dsuf.kv.directory.address import parse_address
 from dsuf.kv.directory.board import BoardFailed
@@ -214,6 +215,22 @@ async def test_a_cancelled_call_ends_even_where_the_library_loses_that(server: R
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    await board.close()
+
+
+@pytest.mark.parametrize(
+    "error", [RedisError("x"), OSError("x"), RuntimeError("x"), EOFError("x"), asyncio.CancelledError()]
+)
+async def test_whatever_the_library_raises_is_a_failed_call(server: RedisServer, error: BaseException) -> None:
+    """Also what it cancels itself: who asked was not cancelled, and goes on."""
+
+    async def fail() -> None:
+        raise error
+
+    board = RedisBoard(parse_address(f"redis://127.0.0.1:{server.port}"))
+    with pytest.raises(BoardFailed, match="redis://"):
+        await board.ask(fail())
+    assert await board.names() == []
     await board.close()
 
 

@@ -62,6 +62,7 @@ class Graphs:
         """Where launches for `stream` are captured: kernels of a graph have the priority of that stream."""
         if stream not in self._capturing:
             self._capturing[stream] = Stream(call(driver.cuStreamGetPriority(stream)), self._devices)
+            self._capturing[stream].handle.stands_for = int(stream)
         return self._capturing[stream]
 
     def _capture(self, queue: Queue, stream: int) -> list[Any]:

@@ -28,7 +28,7 @@ from dsuf.cuda.contract import DeviceArray
 from dsuf.cuda.kernels import Device, Kernels
 from dsuf.cuda.machine import Setup, plan_regions
 from dsuf.cuda.peers import Peers, plan_peers
-from dsuf.cuda.streams import handle_on
+from dsuf.cuda.streams import handle_on, worker_of
 from dsuf.errors import DeviceError
 
 SUMMED = ("project_fp8_o", "combine_experts", "project_fp8_engram")
@@ -142,7 +142,8 @@ class RankedKernels(Kernels):
         self._kernels[place].launch(entry, handle_on(stream, rank), **values)
 
     def _meet(self, stream: int) -> Peers:
-        """The set of arrays that belongs to `stream`."""
+        """The set of arrays that belongs to `stream`, wherever its work is captured."""
+        stream = worker_of(stream)
         if stream not in self._by_stream:
             if not len(self._by_stream) < len(self._peers):
                 raise DeviceError(f"ranks meet on at most {len(self._peers)} streams")

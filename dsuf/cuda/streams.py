@@ -34,6 +34,8 @@ class Handle(int):
     """A stream's handle; where several ranks each have a stream, this is the first rank's."""
 
     others: tuple[int, ...] = ()
+    stands_for: int = 0
+    """The stream whose work is captured on this one, if it is there for that."""
 
     @classmethod
     def of(cls, handles: Sequence[int]) -> Self:
@@ -52,6 +54,11 @@ def handle_on(stream: int, rank: int) -> int:
     """The stream of `rank`; the same for all ranks where they share a GPU."""
     others = stream.others if isinstance(stream, Handle) else ()
     return others[rank - 1] if rank and others else stream
+
+
+def worker_of(stream: int) -> int:
+    """The stream on which what is queued here will run: another one if this is where its work is captured."""
+    return (isinstance(stream, Handle) and stream.stands_for) or stream
 
 
 def all_handles(stream: int) -> tuple[int, ...]:

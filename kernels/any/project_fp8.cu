@@ -53,13 +53,6 @@ template <int kGroups>
 struct RowPair {
   uint4 x;
   uint32_t even, odd;
-
-  __device__ __forceinline__ void load(const uint8_t* v, const uint8_t* even_scales, const uint8_t* odd_scales,
-                                       int pair) {
-    x = v && has_half<kGroups>(pair) ? load_global(v + pair * 64) : make_uint4(0, 0, 0, 0);
-    even = even_scales ? pair_scales<kGroups>(even_scales, pair * 2) : 0;
-    odd = odd_scales ? pair_scales<kGroups>(odd_scales, pair * 2) : 0;
-  }
 };
 
 // Weights in FP16, four registers of a product for every four of the sixteen values of two outputs.
@@ -79,7 +72,7 @@ struct DecodedPair {
 };
 
 template <int kGroups>
-__device__ __forceinline__ void add_pair(float (&total)[4], const WeightPair<kGroups>& w, const DecodedPair& d,
+__device__ __forceinline__ void add_pair(float (&total)[4], uint32_t scales, const DecodedPair& d,
                                          const RowPair<kGroups>& r) {
   const uint32_t v[4] = {r.x.x, r.x.y, r.x.z, r.x.w};
   const bool second = threadIdx.x % 4 >= 2;
@@ -92,7 +85,7 @@ __device__ __forceinline__ void add_pair(float (&total)[4], const WeightPair<kGr
   }
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
-    const float s = pick_scale(w.scales, g), s0 = s * pick_scale(r.even, g), s1 = s * pick_scale(r.odd, g);
+    const float s = pick_scale(scales, g), s0 = s * pick_scale(r.even, g), s1 = s * pick_scale(r.odd, g);
     total[0] = __fmaf_rn(c[g][0], s0, total[0]);
     total[1] = __fmaf_rn(c[g][1], s1, total[1]);
     total[2] = __fmaf_rn(c[g][2], s0, total[2]);
@@ -100,12 +93,12 @@ __device__ __forceinline__ void add_pair(float (&total)[4], const WeightPair<kGr
   }
 }
 
-// Sixteen outputs from `first` on, by tiles of eight rows.
-template <int kWidth, int kWarps>
+// Sixteen outputs from `first` on, by tiles of eight rows. A lane holds at most kMost pairs' weights at a time.
+template <int kWidth, int kWarps, int kMost = 5>
 struct Projection {
   static_assert(kWidth % 32 == 0, "the contraction is whole groups of 32");
   static constexpr int kGroups = kWidth / 32, kPairs = (kGroups + 1) / 2, kTurns = (kPairs + kWarps - 1) / kWarps;
-  static constexpr int kAtOnce = kTurns < 5 ? kTurns : 5;
+  static constexpr int kAtOnce = kTurns < kMost ? kTurns : kMost;
   const uint8_t *low, *high, *weight_scale;
   WeightPair<kGroups> weight[kAtOnce];
 
@@ -126,19 +119,24 @@ struct Projection {
       if (pair_of(turn + i) < kPairs) weight[i].load(low, high, weight_scale, pair_of(turn + i));
   }
 
-  // What a lane reads of the eight rows from `row0` on, of which `live` are there in all.
+  // What a lane reads of rows from `row0` on, of which `live` are there in all. Tiles of eight rows stand at offsets that
+  // the compiler knows, so that more tiles need no more addresses.
   struct Rows {
-    const uint8_t *x, *even_scale, *odd_scale;
+    const uint8_t *x, *scale;
+    int left;
 
     template <class Params>
-    __device__ __forceinline__ Rows(const Params& p, int row0, int live) {
-      const int lane = threadIdx.x % 32, row = row0 + lane / 4, even = row0 + lane % 4 * 2;
-      x = row < live ? p.codes + int64_t(row) * kWidth + lane % 4 * 16 : nullptr;
-      even_scale = even < live ? p.scales + int64_t(even) * kGroups : nullptr;
-      odd_scale = even + 1 < live ? p.scales + int64_t(even + 1) * kGroups : nullptr;
+    __device__ __forceinline__ Rows(const Params& p, int row0, int live) : left(live - row0) {
+      const int lane = threadIdx.x % 32;
+      x = p.codes + int64_t(row0 + lane / 4) * kWidth + lane % 4 * 16;
+      scale = p.scales + int64_t(row0 + lane % 4 * 2) * kGroups;
     }
-    __device__ __forceinline__ void load(RowPair<kGroups>& to, int pair) const {
-      to.load(x, even_scale, odd_scale, pair);
+    __device__ __forceinline__ void load(RowPair<kGroups>& to, int pair, int tile = 0) const {
+      const int row = threadIdx.x % 32 / 4, even = threadIdx.x % 4 * 2, inside = left - tile * 8;
+      const uint8_t *v = x + tile * 8 * kWidth + pair * 64, *s = scale + tile * 8 * kGroups;
+      to.x = row < inside && has_half<kGroups>(pair) ? load_global(v) : make_uint4(0, 0, 0, 0);
+      to.even = even < inside ? pair_scales<kGroups>(s, pair * 2) : 0;
+      to.odd = even + 1 < inside ? pair_scales<kGroups>(s + kGroups, pair * 2) : 0;
     }
   };
 
@@ -154,14 +152,14 @@ struct Projection {
         if (pair_of(turn + i) < kPairs) from.load(rows[i], pair_of(turn + i));
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
-        if (pair_of(turn + i) < kPairs) add_pair(total, weight[i], DecodedPair(weight[i]), rows[i]);
+        if (pair_of(turn + i) < kPairs) add_pair(total, weight[i].scales, DecodedPair(weight[i]), rows[i]);
     }
   }
 
   // The same with up to 32 rows, for which a weight is decoded once; every row's sum is the same.
   template <class Params>
   __device__ __forceinline__ void add_many(float (&total)[4][4], const Params& p, int row0, int live) {
-    const Rows from[4] = {{p, row0, live}, {p, row0 + 8, live}, {p, row0 + 16, live}, {p, row0 + 24, live}};
+    const Rows from(p, row0, live);
     for (int turn = 0; turn < kTurns; turn += kAtOnce) {
       if (kTurns > kAtOnce && turn) load(turn);
 #pragma unroll
@@ -169,11 +167,11 @@ struct Projection {
         if (pair_of(turn + i) >= kPairs) break;
         RowPair<kGroups> rows[4];
 #pragma unroll
-        for (int tile = 0; tile < 4; ++tile) from[tile].load(rows[tile], pair_of(turn + i));
+        for (int tile = 0; tile < 4; ++tile) from.load(rows[tile], pair_of(turn + i), tile);
         const DecodedPair decoded(weight[i]);
 #pragma unroll
         for (int tile = 0; tile < 4; ++tile)
-          if (row0 + tile * 8 < live) add_pair(total[tile], weight[i], decoded, rows[tile]);
+          if (tile * 8 < from.left) add_pair(total[tile], weight[i].scales, decoded, rows[tile]);
       }
     }
   }
@@ -218,7 +216,8 @@ __device__ void project(const Params& p) {
 // The same at once: the weights of a block are loaded and decoded once for all its rows.
 template <int kWidth, int kWarps, bool kHoldsNext = false, class Params>
 __device__ void project_many(const Params& p) {
-  Projection<kWidth, kWarps> projection(p, blockIdx.x * 16);
+  // Four totals and their rows leave registers for five pairs' weights only where these are all.
+  Projection<kWidth, kWarps, kWidth / 64 <= 5 * kWarps ? 5 : 3> projection(p, blockIdx.x * 16);
   const int live = min(early_live(p.live), p.rows), first = blockIdx.y * 32;
   await_rows<kHoldsNext>();
   float total[4][4] = {};

@@ -9,7 +9,7 @@ from dsuf.reference.weights import dequantise_dense
 from tests.kernels.gpu import Gpu, assert_bf16, draw_bf16, draw_e4m3, draw_e8m0, from_bf16, to_bf16
 
 ROWS = [(0, 0), (1, 1), (3, 0), (8, 8), (9, 6), (17, 17), (32, 3), (41, 37)]
-WIDTHS = {"dim": "dim", "q_lora": "q_lora", "o": "o_width", "engram": "engram_width"}
+WIDTHS = {"dim": "dim", "q_lora": "q_lora", "o": "o_width", "engram": "engram_width", "taps": "tap_width"}
 
 
 @pytest.mark.parametrize("name", WIDTHS)

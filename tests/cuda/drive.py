@@ -1,8 +1,10 @@
 """Drives an engine by hand: turns from prompts, greedy runs, and the bytes that they leave."""
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import count
 
 import numpy as np
@@ -12,7 +14,8 @@ from dsuf.cuda.arena import read_array
 from dsuf.cuda.caches import PAGE_TOKENS
 from dsuf.cuda.engine import CudaEngine
 from dsuf.cuda.machine import Machine
-from dsuf.types import Allowed, Constraint, PrefillRange, Prompt, Sampling, StepPlan, StepResult, Turn
+from dsuf.cuda.prefill import PrefillMode
+from dsuf.types import Allowed, Constraint, OpenMask, PrefillRange, Prompt, Sampling, StepPlan, StepResult, Turn
 
 _NUMBERS = count()
 
@@ -55,6 +58,17 @@ class ThirdMask:
 
 
 RULE = Constraint(grammar="a third")
+
+
+@contextmanager
+def share(machine: Machine, mode: PrefillMode, open_mask: OpenMask | None = None) -> Iterator[CudaEngine]:
+    """An engine on a machine that others use too. What it has queued is done when this ends: the next test may
+    have another driver."""
+    engine = CudaEngine(machine, "weights", mode, open_mask=open_mask)
+    try:
+        yield engine
+    finally:
+        asyncio.run(engine.close(keep_machine=True))
 
 
 def make_turn(

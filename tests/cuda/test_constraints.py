@@ -18,20 +18,21 @@ from dsuf.recipe.grammar import write_regex
 from dsuf.reference.engine import ReferenceEngine
 from dsuf.reference.loader import load_model
 from dsuf.types import Constraint, Mask, PrefillRange, Prompt, Sampling, StepPlan, StepResult, Turn
-from tests.cuda.drive import RULE, ThirdMask, count_pages, generate, make_turn
+from tests.cuda.drive import RULE, ThirdMask, count_pages, generate, make_turn, share
 from tests.kernels.gpu import missing
 
 TOKENS = 40
 
 
 @pytest.fixture(scope="module")
-def engine(machine: Machine) -> CudaEngine:
+def engine(machine: Machine) -> Iterator[CudaEngine]:
     """An engine whose constraints are a third of the tokens at each place."""
 
     def open_mask(constraint: Constraint) -> Mask:
         return ThirdMask(machine.config.vocab_size, end=machine.config.eos_token_id)
 
-    return CudaEngine(machine, "weights", "exact", open_mask=open_mask)
+    with share(machine, "exact", open_mask=open_mask) as engine:
+        yield engine
 
 
 @pytest.fixture

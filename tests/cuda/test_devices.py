@@ -18,7 +18,7 @@ from dsuf.cuda.graphs import Graphs
 from dsuf.cuda.machine import Setup
 from dsuf.cuda.pages import PageCopier
 from dsuf.cuda.states import SlotCopier, StateShape
-from dsuf.cuda.streams import Event, Handle, Sides, Stream, all_handles, handle_on, make_each
+from dsuf.cuda.streams import Event, Handle, Sides, Stream, all_handles, handle_on, make_each, worker_of
 from dsuf.cuda.turns import plan_turns
 from dsuf.errors import CommandError, DeviceError, EngineFailed, RequestError
 from dsuf.types import PrefillRange, StepPlan
@@ -75,6 +75,9 @@ def test_handles() -> None:
     handle = Handle.of([7, 8, 9])
     assert (handle, [handle_on(handle, rank) for rank in range(3)], all_handles(handle)) == (7, [7, 8, 9], (7, 8, 9))
     assert [handle_on(7, rank) for rank in range(3)] == [7] * 3 and all_handles(7) == (7,)
+    assert (worker_of(7), worker_of(handle)) == (7, 7)
+    handle.stands_for = 5
+    assert worker_of(handle) == 5
 
 
 def test_streams_and_events(gpus: list[Gpu], driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +123,7 @@ def test_a_graph_on_each(gpus: list[Gpu], current: list[int], driver: HostDriver
         for _ in range(2):
             graphs.run("a", queued.append, stream.handle)
         assert len(queued) == 1 and not set(all_handles(queued[0])) & set(stream.handle.all)
+        assert worker_of(queued[0]) == stream.handle
         assert [what for what, _ in driver.told[:6]] == ["begin"] * 3 + ["end"] * 3
         assert launched == list(enumerate(stream.handle.all)) * 2 and current == [0]
         graphs.close()

@@ -1,6 +1,7 @@
 """The CUDA engine against the reference, and against itself in every way of dividing the same work."""
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from dsuf.errors import CommandError, ContextTooLong, QueueFull
 from dsuf.reference.batch import ForcedChoices, Segment
 from dsuf.reference.model import Model, enter_streams
 from dsuf.types import PrefillRange, Sampling, StepPlan
-from tests.cuda.drive import count_pages, decode, generate, make_turn, prefill, read_caches
+from tests.cuda.drive import count_pages, decode, generate, make_turn, prefill, read_caches, share
 
 F32 = NDArray[np.float32]
 USUAL_ERRORS = {"attn_in": 0.0, "attn_out": 1.5e-2, "ffn_in": 8e-3, "h_out": 8e-3, "pre_mix_out": 8e-3}
@@ -29,15 +30,17 @@ USUAL_ERRORS = {"attn_in": 0.0, "attn_out": 1.5e-2, "ffn_in": 8e-3, "h_out": 8e-
 
 
 @pytest.fixture(scope="module")
-def exact(machine: Machine) -> CudaEngine:
+def exact(machine: Machine) -> Iterator[CudaEngine]:
     """An engine that prefills all layers of all positions."""
-    return CudaEngine(machine, "weights", "exact")
+    with share(machine, "exact") as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
-def replay(machine: Machine) -> CudaEngine:
+def replay(machine: Machine) -> Iterator[CudaEngine]:
     """An engine whose decoder sees the last window of a prompt."""
-    return CudaEngine(machine, "weights", "replay")
+    with share(machine, "replay") as engine:
+        yield engine
 
 
 @pytest.fixture

@@ -93,12 +93,13 @@ __device__ __forceinline__ void add_pair(float (&total)[4], uint32_t scales, con
   }
 }
 
-// Sixteen outputs from `first` on, by tiles of eight rows. A lane holds at most kMost pairs' weights at a time.
-template <int kWidth, int kWarps, int kMost = 5>
+// Sixteen outputs from `first` on, by tiles of eight rows, or with kMany of four tiles at once: their totals and rows
+// leave registers for five pairs' weights at a time only where these are all.
+template <int kWidth, int kWarps, bool kMany = false>
 struct Projection {
   static_assert(kWidth % 32 == 0, "the contraction is whole groups of 32");
   static constexpr int kGroups = kWidth / 32, kPairs = (kGroups + 1) / 2, kTurns = (kPairs + kWarps - 1) / kWarps;
-  static constexpr int kAtOnce = kTurns < kMost ? kTurns : kMost;
+  static constexpr int kAtOnce = kTurns <= 5 ? kTurns : kMany ? 3 : 5;
   const uint8_t *low, *high, *weight_scale;
   WeightPair<kGroups> weight[kAtOnce];
 
@@ -216,8 +217,7 @@ __device__ void project(const Params& p) {
 // The same at once: the weights of a block are loaded and decoded once for all its rows.
 template <int kWidth, int kWarps, bool kHoldsNext = false, class Params>
 __device__ void project_many(const Params& p) {
-  // Four totals and their rows leave registers for five pairs' weights only where these are all.
-  Projection<kWidth, kWarps, kWidth / 64 <= 5 * kWarps ? 5 : 3> projection(p, blockIdx.x * 16);
+  Projection<kWidth, kWarps, true> projection(p, blockIdx.x * 16);
   const int live = min(early_live(p.live), p.rows), first = blockIdx.y * 32;
   await_rows<kHoldsNext>();
   float total[4][4] = {};

@@ -69,7 +69,7 @@ def test_two_starts_at_once_then_a_third(checkout: Path) -> None:
 
     began = time.monotonic()
     assert finish(start(checkout, "a b", "c")) == (0, expected, "")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.full

@@ -374,6 +374,9 @@ async def test_a_head_must_arrive_in_time(vocabulary: Vocabulary) -> None:
 async def test_a_packed_body_does_not_hold_up_the_loop(rig: Rig) -> None:
     """32 kB that hold 32 MB are unpacked beside the loop, one after the other."""
     bomb, longest_s = gzip.compress(b" " * 30_000_000), 0.0
+    before_s = time.thread_time()
+    gzip.decompress(bomb)
+    unpacking_s = time.thread_time() - before_s
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     url = rig.url + "/v1/chat/completions"
     sent = [asyncio.ensure_future(rig.client.post(url, data=bomb, headers=headers)) for _ in range(3)]
@@ -382,4 +385,4 @@ async def test_a_packed_body_does_not_hold_up_the_loop(rig: Rig) -> None:
         await asyncio.sleep(0.01)
         longest_s = max(longest_s, time.thread_time() - before_s)
     assert {(await reply).status for reply in sent} <= {400, 413}
-    assert longest_s < 0.03
+    assert longest_s < 0.5 * unpacking_s

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
-import time
+from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.overhead import SETTLE_S, SLACK_S, Case, Listener, Window, ask, compare, describe, listen, read_pieces, start
 from bench.paced import Pace
+from tests.turns.clock import VirtualLoop, run_virtually
 
 
 class NoTransport(asyncio.Transport):
@@ -36,15 +38,23 @@ def test_events_are_counted_however_they_are_cut(size: int) -> None:
     assert listener.received == data
 
 
-async def test_pace() -> None:
+def test_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps come at their rate on average, though timers count milliseconds and the work between them takes time."""
-    pace, started_s = Pace(0.0025), time.monotonic()
-    for _ in range(40):
+    woke_s = run_virtually(lambda: keep_pace(monkeypatch))
+    assert list(woke_s) == sorted(woke_s) and len(woke_s) == 40
+    assert woke_s[-1] - woke_s[9] == pytest.approx(30 * 0.0025, abs=0.002), "it catches up in its first steps"
+
+
+async def keep_pace(monkeypatch: pytest.MonkeyPatch) -> deque[float]:
+    """When forty steps came back: a timer is up to a millisecond late, and each step's work takes half of one."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    monkeypatch.setattr("bench.paced.time", SimpleNamespace(monotonic=loop.time))
+    pace = Pace(0.0025)
+    for number in range(40):
         await pace.wait()
-        time.sleep(0.0005)  # noqa: ASYNC251 - work that holds the loop
-    elapsed_s = time.monotonic() - started_s
-    assert 0.08 < elapsed_s < 0.3
-    assert list(pace.woke_s) == sorted(pace.woke_s) and len(pace.woke_s) == 40
+        loop.now_s += 0.0005 + number % 3 * 0.0005
+    return pace.woke_s
 
 
 def test_ratios() -> None:

@@ -34,7 +34,7 @@ def test_lag_with_many_streams(model_dir: Path, tmp_path: Path, capsys: pytest.C
         read_streams(server, ["go"] * 32, 300)
         lag = report(server, "32 streams of the scripted engine", capsys)
     assert lag["samples"] > 10
-    assert lag["p99_s"] < 0.2
+    assert lag["p50_s"] < 0.05 and lag["p99_s"] < 1.0
 
 
 @pytest.mark.full
@@ -43,4 +43,4 @@ def test_lag_while_the_reference_engine_computes(capsys: pytest.CaptureFixture[s
         read_streams(server, ["Hello"] * 3 + ["long prompt " * 1000], 40)
         lag = report(server, "reference engine, 3 streams and a long prompt", capsys)
     assert lag["samples"] > 25
-    assert lag["p99_s"] < 0.2
+    assert lag["p50_s"] < 0.05 and lag["p99_s"] < 1.0

@@ -135,7 +135,7 @@ async def test_what_outlasts_the_grace_time_fails_in_band(model_dir: Path, tmp_p
         asyncio.get_running_loop().call_later(0.2, hurry.set if hurried else int)
         started_s = asyncio.get_running_loop().time()
         await node.drain(hurry)
-        assert 0.1 < asyncio.get_running_loop().time() - started_s < 2
+        assert 0.1 < asyncio.get_running_loop().time() - started_s < 10
         ending = await messages.read_until(b"\r\n0\r\n\r\n")
         assert b"event: error\n" in ending and b'"overloaded_error"' in ending and b"message_stop" not in ending
         broken = await chat.read_all()  # the connection ends without the end of the chunked body

@@ -5,7 +5,6 @@ import asyncio
 import itertools
 import random
 import re
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -111,15 +110,15 @@ async def test_a_very_fast_engine_leaves_the_event_loop_to_others() -> None:
     async with serving(engine) as scheduler:
         ticket = scheduler.submit(make_text_turn("a", max_tokens=100_000))
         await pass_steps(scheduler, 10)
-        late_s = []
+        between = []
         for _ in range(50):
-            begun_s = time.monotonic()
-            await asyncio.sleep(0.001)
-            late_s.append(time.monotonic() - begun_s - 0.001)
+            before = scheduler.steps
+            await asyncio.sleep(0)
+            between.append(scheduler.steps - before)
         steps = scheduler.steps
         ticket.cancel()
-    assert sorted(late_s)[25] < 0.005, late_s
-    assert steps > 100
+    assert max(between) <= 2, between
+    assert steps > 30
 
 
 async def test_a_turn_that_ends_by_its_length_is_in_no_further_step() -> None:

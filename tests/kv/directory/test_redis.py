@@ -158,7 +158,7 @@ async def test_killed_and_restarted_empty(server: RedisServer, make: Make) -> No
     assert b.lengths(range(30)) == {"a": 20}, "what is known stays"
     server.start()
     took_s = await until(lambda: agree(a, b) and b.lengths(range(70)) == {"a": 60})
-    assert took_s < 2.0
+    assert took_s < 5.0
     await until(lambda: a.directory.health().trouble is b.directory.health().trouble is None)
     c = make("c", server)
     await start(c)
@@ -364,7 +364,7 @@ async def test_ten_thousand_entries_are_known_soon(server: RedisServer, make: Ma
     start_s = loop.time() - started_s
     assert agree(a, c)
     assert len(c.known(a)) == 10_000
-    assert start_s < 5.0
+    assert start_s < 15.0
     size = int(server.ask("memory", "usage", "{dsuf}:1:record:a:1"))
     with capsys.disabled():
         print(f"\n10,000 entries: told in {changed_s:.2f} s, read at a start in {start_s:.2f} s, "
